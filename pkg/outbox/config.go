@@ -1,0 +1,85 @@
+package outbox
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// RelayConfig says how a relay works. The zero value is a relay for the default schema.
+type RelayConfig struct {
+	// Schema is where the installation lives. By default "taskrelay".
+	Schema Schema
+	// Namespace precedes every stream and subject name. By default none.
+	Namespace string
+	// Replicas of the streams the relay creates, 1 to 5. By default 1.
+	Replicas int
+	// MaxPerSubject is how many messages a lane may hold in the stream before it waits. By default 10,000.
+	MaxPerSubject int64
+	// BizTypes limits the relay to these types. By default all.
+	BizTypes []string
+	// Disabled makes Run do nothing but wait: alive and ready, publishing nothing.
+	Disabled bool
+	// Batch is how many rows of a lane one read takes at most. By default 500.
+	Batch int
+	// PollMin is the time between two reads while there is work. By default 5 ms.
+	PollMin time.Duration
+	// PollMax is the time between two reads when nothing happens. By default 20 ms.
+	PollMax time.Duration
+	// Name of this relay in the tables relay and lane; must be unique. By default <host>-<pid>-<random>.
+	Name string
+	// Version of the program, shown in the table relay. Optional.
+	Version string
+	// Logger by default is silent.
+	Logger zerolog.Logger
+}
+
+// namespacePattern: a namespace is one or more subject tokens' worth of plain characters.
+var namespacePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$`)
+
+func (c RelayConfig) withDefaults() (RelayConfig, error) {
+	c.Replicas = cmp.Or(c.Replicas, 1)
+	c.MaxPerSubject = cmp.Or(c.MaxPerSubject, 10_000)
+	c.Batch = cmp.Or(c.Batch, 500)
+	c.PollMin = cmp.Or(c.PollMin, 5*time.Millisecond)
+	c.PollMax = cmp.Or(c.PollMax, 20*time.Millisecond)
+	c.Name = cmp.Or(c.Name, processName())
+	if err := c.Schema.Validate(); err != nil {
+		return c, err
+	}
+	if c.Namespace != "" && !namespacePattern.MatchString(c.Namespace) {
+		return c, fmt.Errorf("namespace %q is no subject token: it must match %s", c.Namespace, namespacePattern)
+	}
+	for _, t := range c.BizTypes {
+		if err := validateBizType(t); err != nil {
+			return c, err
+		}
+	}
+	if c.Replicas < 1 || c.Replicas > 5 {
+		return c, fmt.Errorf("replicas is %d, must be 1 to 5", c.Replicas)
+	}
+	if c.MaxPerSubject < 1 || c.Batch < 1 || c.Batch > 10_000 {
+		return c, fmt.Errorf("max per subject (%d) must be at least 1, batch (%d) 1 to 10000", c.MaxPerSubject, c.Batch)
+	}
+	if c.PollMin < time.Millisecond || c.PollMax < c.PollMin {
+		return c, fmt.Errorf("poll times (%v, %v) must be at least 1ms and in order", c.PollMin, c.PollMax)
+	}
+	return c, nil
+}
+
+// processName is unique per process and run, and tells a person where to look.
+func processName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	var b [3]byte
+	_, _ = rand.Read(b[:])
+	return fmt.Sprintf("%s-%d-%s", host, os.Getpid(), hex.EncodeToString(b[:]))
+}

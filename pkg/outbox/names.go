@@ -1,0 +1,117 @@
+package outbox
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Every name that crosses the wire is made in this file.
+
+// The priorities of a task; the word is also the last token of its subject. The options are High and Low.
+const (
+	PriorityHigh = "high"
+	PriorityLow  = "low"
+)
+
+// The phases of a task: compensation is a second life with attempts counted anew.
+const (
+	PhaseExecute    = "execute"
+	PhaseCompensate = "compensate"
+)
+
+// Headers of a message. NATS header names are case-sensitive in nats.go.
+const (
+	HeaderInstallation = "Task-Installation"
+	HeaderID           = "Task-Id"
+	HeaderBizType      = "Task-Biz-Type"
+	HeaderBizID        = "Task-Biz-Id"
+	HeaderGeneration   = "Task-Generation"
+	HeaderPhase        = "Task-Phase"
+	HeaderPriority     = "Task-Priority"
+	HeaderCreatedAt    = "Task-Created-At" // µs since 1970: with id and generation the identity of a row
+	HeaderAttempt      = "Task-Attempt"
+	HeaderError        = "Task-Error"
+
+	// Dead letters and events only.
+	HeaderAttempts       = "Task-Attempts"
+	HeaderReason         = "Task-Reason"
+	HeaderErrorClass     = "Task-Error-Class"
+	HeaderFirstAttemptAt = "Task-First-Attempt-At"
+	HeaderDeadAt         = "Task-Dead-At"
+	HeaderCompensation   = "Task-Compensation"
+	HeaderRequeue        = "Task-Requeue"
+	HeaderReplayed       = "Task-Replayed"
+	HeaderEvent          = "Task-Event"
+	HeaderCut            = "Task-Cut" // what was left out of a dead letter that did not fit
+)
+
+// MetadataInstallation is the key in a stream's metadata that names the one installation it belongs to.
+const MetadataInstallation = "taskrelay-installation"
+
+// Names makes the names of streams, subjects and consumers. The zero value has no namespace.
+type Names struct {
+	Namespace string // such as "eu": streams EU_TASKS…, subjects eu.tasks.…
+}
+
+func (n Names) stream(name string) string {
+	if n.Namespace == "" {
+		return name
+	}
+	return strings.ToUpper(strings.ReplaceAll(n.Namespace, "-", "_")) + "_" + name
+}
+
+func (n Names) subject(s string) string {
+	if n.Namespace == "" {
+		return s
+	}
+	return n.Namespace + "." + s
+}
+
+// Stream is the work queue.
+func (n Names) Stream() string { return n.stream("TASKS") }
+
+// DeadStream holds the dead letters.
+func (n Names) DeadStream() string { return n.stream("TASKS_DEAD") }
+
+// EventStream holds the events that notifiers read.
+func (n Names) EventStream() string { return n.stream("TASKS_EVENTS") }
+
+// Subject is where tasks of a lane are published: tasks.<biz_type>.<priority>.
+func (n Names) Subject(bizType, priority string) string {
+	return n.subject("tasks." + bizType + "." + priority)
+}
+
+// DeadSubject is where the dead letter of a task is published: dead.<biz_type>.<id>.
+func (n Names) DeadSubject(bizType string, id int64) string {
+	return n.subject("dead." + bizType + "." + strconv.FormatInt(id, 10))
+}
+
+// EventSubject is where an event of a type is published: events.<biz_type>.<event>.
+func (n Names) EventSubject(bizType, event string) string {
+	return n.subject("events." + bizType + "." + event)
+}
+
+// Wake is the core NATS subject that tells the relays to look at once.
+func (n Names) Wake() string { return n.subject("taskrelay.wake") }
+
+// Consumer is the durable pull consumer of a lane. The priority is its last part, so two lanes never share a name.
+func (n Names) Consumer(bizType, priority string) string { return bizType + "-" + priority }
+
+// messageID is the JetStream message id: <installation>.<id>.<created_at µs>.<generation>[.<looks>].
+// created_at is in it because a failover to a lagging standby hands out ids again; looks is there for a repeated
+// guess, so that the server's memory of ids does not swallow it.
+func messageID(installation string, id, createdMicros int64, generation, looks int) string {
+	b := make([]byte, 0, len(installation)+48)
+	b = append(b, installation...)
+	b = append(b, '.')
+	b = strconv.AppendInt(b, id, 10)
+	b = append(b, '.')
+	b = strconv.AppendInt(b, createdMicros, 10)
+	b = append(b, '.')
+	b = strconv.AppendInt(b, int64(generation), 10)
+	if looks > 0 {
+		b = append(b, '.')
+		b = strconv.AppendInt(b, int64(looks), 10)
+	}
+	return string(b)
+}

@@ -1,0 +1,57 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// buryRefusedSQL ends a task whose message no server takes, so that it stops its lane no longer.
+const buryRefusedSQL = `-- taskrelay: bury refused
+UPDATE {{schema}}.task AS t
+SET status = 'dead', finished_at = now(), dead_at = now(), dead_reason = $3::text, dead_lettered_at = NULL,
+  last_error = $4::text, error_class = 'publish', next_attempt_at = NULL, republish_at = NULL
+WHERE t.id = $1::bigint AND t.generation = $2::int AND t.status IN ('pending', 'retrying')`
+
+// buryRefused makes each refused task dead, then lets its page go on.
+func (r *Relay) buryRefused(ctx context.Context) error {
+	for {
+		r.mu.Lock()
+		if len(r.refusals) == 0 {
+			r.mu.Unlock()
+			return nil
+		}
+		p := r.refusals[0]
+		r.mu.Unlock()
+
+		reason := "refused"
+		if tooLarge(p.refusal) {
+			reason = "oversize"
+		}
+		if err := r.exec(ctx, buryRefusedSQL, p.task, p.gen, reason, cutText(p.refusal.Error(), 8<<10)); err != nil {
+			return fmt.Errorf("bury refused task %d: %w", p.task, err)
+		}
+		r.log.Error().Err(p.refusal).Int64("task_id", p.task).Str("biz_type", p.lane.bizType).Str("reason", reason).
+			Msg("task is dead: its message cannot be published")
+		r.mu.Lock()
+		r.refusals = r.refusals[1:]
+		r.counts.Refused++
+		if p.page != nil {
+			p.page.left--
+			r.advance(p.lane, true)
+		}
+		r.mu.Unlock()
+	}
+}
+
+// tooLarge reports whether a message is beyond a limit on size: of the connection, the stream (10054) or the
+// header block (10097).
+func tooLarge(err error) bool {
+	var e *jetstream.APIError
+	if errors.As(err, &e) {
+		return e.ErrorCode == 10054 || e.ErrorCode == 10097
+	}
+	return errors.Is(err, errOversize)
+}

@@ -1,0 +1,339 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"github.com/taskrelay/taskrelay/internal/pg"
+)
+
+// A Relay publishes due tasks of one installation to JetStream. Several relays share the lanes among them; two that
+// hold the same lane for a moment cost duplicates, which the workers' claim drops, never correctness.
+//
+// One goroutine reads lanes (round.go), one serves the work list (worklist.go), one the dead letters (deadletter.go),
+// one keeps leases, positions and settings (lane.go). Each survives any outage of Postgres or NATS.
+type Relay struct {
+	pool  *pgxpool.Pool
+	nc    *nats.Conn
+	js    jetstream.JetStream
+	cfg   RelayConfig
+	names Names
+	log   zerolog.Logger
+	pub   *publisher
+
+	installation string
+	wake         chan struct{}
+	started      atomic.Bool
+	said         sync.Map  // drift that has been reported
+	reported     time.Time // when types without workers were last looked for
+	keeper       keeper
+	list         workList
+	letters      letters
+
+	mu           sync.Mutex // guards what follows; never held while publishing or asking a server
+	lanes        map[laneKey]*lane
+	incarnation  string
+	settings     settings
+	refusals     []*parcel
+	counts       Counts
+	lastRead     time.Time // of lanes, successful
+	lastErr      map[string]error
+	progress     map[string]time.Time // last turn of each loop, successful or not
+	streamsKnown bool
+	deadCreated  time.Time // when the dead stream was created
+}
+
+// Counts says what a relay has done since it began.
+type Counts struct {
+	Published      int64 `json:"published"`       // messages stored for tasks read by position
+	Republished    int64 `json:"republished"`     // messages stored for tasks on the work list
+	Duplicates     int64 `json:"duplicates"`      // of these, how many the stream already had
+	Refused        int64 `json:"refused"`         // tasks made dead because no server takes their message
+	DeadLetters    int64 `json:"dead_letters"`    // letters stored
+	DroppedHeaders int64 `json:"dropped_headers"` // headers of rows that could not be sent
+	Lanes          int64 `json:"lanes"`           // lanes held
+	LanesWaiting   int64 `json:"lanes_waiting"`   // of these, how many cannot be published to now
+	LanesElsewhere int64 `json:"lanes_elsewhere"` // lanes that another relay holds (RunOnce only)
+}
+
+// NewRelay makes a relay. The pool needs at least 2 connections. The connection to NATS should be made with
+// nats.ReconnectBufSize(-1): with a buffer, a publish that the relay gave up on could be stored much later; that
+// costs a duplicate which the claim drops. A relay is for one Run or RunOnce.
+func NewRelay(pool *pgxpool.Pool, nc *nats.Conn, cfg RelayConfig) (*Relay, error) {
+	if pool == nil || nc == nil {
+		return nil, errors.New("new relay: pool and NATS connection are required")
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("new relay: %w", err)
+	}
+	if n := pool.Config().MaxConns; n < 2 {
+		return nil, fmt.Errorf("new relay: the pool has %d connection, at least 2 are needed (pool_max_conns)", n)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("new relay: %w", err)
+	}
+	return &Relay{
+		pool: pool, nc: nc, js: js, cfg: cfg, names: Names{Namespace: cfg.Namespace},
+		log:   cfg.Logger.With().Str("component", "relay").Str("relay", cfg.Name).Logger(),
+		pub:   newPublisher(nc),
+		wake:  make(chan struct{}, 1),
+		lanes: make(map[laneKey]*lane), lastErr: make(map[string]error), progress: make(map[string]time.Time),
+	}, nil
+}
+
+// Run publishes until ctx ends, then saves its positions, gives its lanes back and returns nil. It returns an error
+// only for what no waiting mends: another installation's stream, a stream that would lose tasks.
+// Outages of Postgres and NATS are waited for, however long.
+func (r *Relay) Run(ctx context.Context) error {
+	if !r.started.CompareAndSwap(false, true) {
+		return errors.New("relay: Run or RunOnce was called before; make a new Relay")
+	}
+	if r.cfg.Disabled {
+		r.log.Info().Msg("relay is disabled (RELAY_ENABLED=false), publishing nothing")
+		<-ctx.Done()
+		return nil
+	}
+	stop, err := r.start(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	defer stop()
+	r.log.Info().Str("installation", r.installation).Str("stream", r.names.Stream()).Msg("relay started")
+
+	sub, err := r.nc.Subscribe(r.names.Wake(), func(*nats.Msg) { r.Wake() })
+	if err != nil {
+		return fmt.Errorf("subscribe to %s: %w", r.names.Wake(), err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	for name, step := range map[string]func(context.Context) (time.Duration, error){
+		"lanes": r.keepLanes, "read": r.readLanes, "work list": r.serveWorkList, "dead letters": r.serveDeadLetters,
+		"streams": r.watchStreams,
+	} {
+		wg.Go(func() {
+			if err := r.loop(ctx, name, step); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+// Wake makes the relay look at once instead of at its next poll. Any goroutine may call it.
+func (r *Relay) Wake() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Counts returns what the relay has done so far.
+func (r *Relay) Counts() Counts {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.counts
+	c.Lanes = int64(len(r.lanes))
+	for _, l := range r.lanes {
+		if !l.waitUntil.IsZero() {
+			c.LanesWaiting++
+		}
+	}
+	return c
+}
+
+// Live returns nil as long as each loop turns, also when a server it needs is away.
+func (r *Relay) Live() error {
+	if r.cfg.Disabled {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, at := range r.progress {
+		if idle := time.Since(at); idle > 30*time.Second {
+			return fmt.Errorf("loop %q has not turned for %v", name, idle.Round(time.Second))
+		}
+	}
+	return nil
+}
+
+// Ready returns nil when the relay can publish: Postgres answers, NATS is connected, the streams are there.
+func (r *Relay) Ready() error {
+	if r.cfg.Disabled {
+		return nil
+	}
+	if !r.nc.IsConnected() {
+		return fmt.Errorf("NATS is %s", r.nc.Status())
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.streamsKnown {
+		return errors.New("streams are not ready")
+	}
+	for name, err := range r.lastErr {
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if since := time.Since(r.lastRead); since > 10*time.Second {
+		return fmt.Errorf("no lane was read for %v", since.Round(time.Second))
+	}
+	return nil
+}
+
+// start finds the installation, the streams and the incarnation, waiting for servers that are away, and starts the
+// publisher. The function it returns stops all that again.
+func (r *Relay) start(ctx context.Context) (stop func(), err error) {
+	err = r.untilAnswered(ctx, "start", func() error {
+		inst, err := r.cfg.Schema.Installation(ctx, r.pool)
+		if err != nil {
+			return err
+		}
+		r.installation = inst.ID
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := r.untilAnswered(ctx, "start", func() error { return r.ensureStreams(ctx) }); err != nil {
+		return nil, err
+	}
+	if err := r.untilAnswered(ctx, "start", func() error { return r.enterIncarnation(ctx) }); err != nil {
+		return nil, err
+	}
+	pubCtx, stopPub := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan error, 1)
+	go func() { done <- r.pub.run(pubCtx) }()
+	return func() {
+		r.leave(context.WithoutCancel(ctx))
+		stopPub()
+		<-done
+	}, nil
+}
+
+// untilAnswered repeats f with growing pauses until it succeeds, ctx ends or waiting cannot help.
+func (r *Relay) untilAnswered(ctx context.Context, what string, f func() error) error {
+	var notice notices
+	return backoff.RetryNotify(func() error {
+		err := f()
+		if isFatal(err) {
+			return backoff.Permanent(err)
+		}
+		return err
+	}, backoff.WithContext(pauses(), ctx), func(err error, wait time.Duration) {
+		if notice.due(time.Now()) {
+			r.log.Warn().Err(err).Dur("delay", wait).Str("during", what).Msg("waiting")
+		}
+	})
+}
+
+// loop runs step again and again: after the wait it asks for, or after growing pauses when it fails.
+func (r *Relay) loop(ctx context.Context, name string, step func(context.Context) (time.Duration, error)) error {
+	pause := pauses()
+	var notice notices
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		}
+		wait, err := step(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		r.mu.Lock()
+		r.progress[name], r.lastErr[name] = time.Now(), err
+		r.mu.Unlock()
+		switch {
+		case isFatal(err):
+			return err
+		case err != nil:
+			wait = max(wait, pause.NextBackOff())
+			if notice.due(time.Now()) {
+				r.log.Error().Err(err).Str("loop", name).Dur("delay", wait).Msg("loop failed, trying again")
+			}
+		default:
+			if notice.end() {
+				r.log.Info().Str("loop", name).Msg("loop works again")
+			}
+			pause.Reset()
+		}
+		timer.Reset(wait)
+	}
+}
+
+// pauses grow from 50 ms to 2 s and never end. [backoff's own default gives up after 15 minutes.]
+func pauses() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(50*time.Millisecond),
+		backoff.WithMaxInterval(2*time.Second), backoff.WithMaxElapsedTime(0))
+}
+
+// notices lets a failure that repeats be logged once a period instead of every time.
+type notices struct{ last time.Time }
+
+func (n *notices) due(now time.Time) bool {
+	if now.Sub(n.last) < 10*time.Second {
+		return false
+	}
+	n.last = now
+	return true
+}
+
+func (n *notices) end() bool {
+	was := !n.last.IsZero()
+	n.last = time.Time{}
+	return was
+}
+
+// A fatalError is one that no waiting mends: an operator has to act.
+type fatalError struct{ error }
+
+func (e fatalError) Unwrap() error { return e.error }
+
+func isFatal(err error) bool {
+	var f fatalError
+	return errors.As(err, &f)
+}
+
+func (r *Relay) query(ctx context.Context, sql string, args []any, scan func(pgx.Rows) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return pg.Query(ctx, r.pool, r.cfg.Schema.Render(sql), args, scan)
+}
+
+func (r *Relay) exec(ctx context.Context, sql string, args ...any) error {
+	return r.query(ctx, sql, args, func(pgx.Rows) error { return nil })
+}
+
+func hostname() string {
+	h, err := os.Hostname()
+	if err != nil {
+		return "unknown"
+	}
+	return h
+}

@@ -1,0 +1,372 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/nats-io/nats.go"
+
+	"github.com/taskrelay/taskrelay/internal/pg"
+)
+
+const (
+	pagesInFlight = 4        // of one lane; reading goes on while they are acknowledged
+	readBytes     = 32 << 20 // of payloads in one read; what is beyond is read again
+	waitFirst     = 25 * time.Millisecond
+	waitLongest   = time.Second
+)
+
+// A parcel is a message of a page on its way to the stream.
+type parcel struct {
+	lane    *lane
+	page    *page
+	msg     *nats.Msg
+	id      string
+	task    int64
+	gen     int
+	refusal error // the server's answer, when it refused this message
+	passed  int64 // how many messages the relay had published at that time
+}
+
+var errNATSAway = errors.New("NATS is not connected, tasks wait in the table")
+
+// readLanes publishes one page of every lane that has news. It returns how long to wait for the next turn.
+func (r *Relay) readLanes(ctx context.Context) (time.Duration, error) {
+	if !r.nc.IsConnected() {
+		return r.cfg.PollMax, errNATSAway
+	}
+	began := time.Now()
+	r.resend(began)
+	busy, more, err := r.readPages(ctx)
+	if err != nil {
+		if errors.Is(err, errOtherIncarnation) {
+			r.log.Warn().Msg(err.Error())
+			return 0, r.enterIncarnation(ctx)
+		}
+		return 0, err
+	}
+	if more {
+		return 0, nil
+	}
+	wait := r.cfg.PollMax
+	if busy {
+		wait = r.cfg.PollMin
+	}
+	r.rest(ctx, 4*time.Since(began), wait)
+	return 0, nil
+}
+
+// rest waits at least the first time and, unless a producer says that there is something, the second.
+// Without the first, hints from many producers would make the relay poll without pause. [Undebounced hints cost
+// unthrottled producers 45 % of their rate.]
+func (r *Relay) rest(ctx context.Context, atLeast, atMost time.Duration) {
+	t := time.NewTimer(atLeast)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-t.C:
+	}
+	t.Reset(max(atMost-atLeast, 0))
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	case <-r.wake:
+	}
+}
+
+// readPages takes a target, reads a page of each lane and publishes it. busy: something was read; more: some lane has
+// further pages that can be read at once.
+func (r *Relay) readPages(ctx context.Context) (busy, more bool, err error) {
+	target, err := r.takeTarget(ctx)
+	if err != nil {
+		return false, false, err
+	}
+	lanes := r.readable(target)
+	if len(lanes) == 0 {
+		r.noteRead()
+		return false, false, nil
+	}
+	pages, err := r.readRows(ctx, lanes)
+	if err != nil {
+		return false, false, err
+	}
+	r.noteRead()
+
+	parcels := r.pack(lanes, pages.rows) // before the lock: answers need it at the same time
+	var out []*parcel
+	r.mu.Lock()
+	for i, rows := range pages.rows {
+		l := lanes[i].lane
+		if l.dropped || pages.cut >= 0 && i > pages.cut {
+			continue // not read whole: its round and key stay as they are
+		}
+		if l.round == nil {
+			l.round = &round{target: lanes[i].round.target, read: lanes[i].round.read, acked: lanes[i].round.read}
+		}
+		rd := l.round
+		p := &page{end: rd.read, last: len(rows) < lanes[i].limit && i != pages.cut, left: len(rows)}
+		if n := len(rows); n > 0 {
+			p.end = rows[n-1].keyAfter(rd.read, snapshotMax(rd.target.snapshot))
+			busy = true
+		}
+		rd.read, rd.last = p.end, p.last
+		l.pages = append(l.pages, p)
+		for _, c := range parcels[i] {
+			c.page = p
+		}
+		out = append(out, parcels[i]...)
+		r.advance(l, p.left > 0)
+		more = more || l.round != nil && !l.round.last && len(l.pages) < pagesInFlight
+	}
+	r.mu.Unlock()
+	for _, p := range out {
+		r.send(p)
+	}
+	return busy, more, nil
+}
+
+// takeTarget also checks that Postgres is still the one our positions describe.
+func (r *Relay) takeTarget(ctx context.Context) (position, error) {
+	var p position
+	var incarnation *string
+	var standby bool
+	err := r.query(ctx, targetSQL, nil, func(rows pgx.Rows) error {
+		return rows.Scan(&p.snapshot, &p.at, &incarnation, &standby)
+	})
+	if pg.Code(err) == "0A000" {
+		return p, errOtherIncarnation // an unlogged table cannot be read in recovery
+	}
+	if err != nil {
+		return p, fmt.Errorf("take target: %w", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if standby || incarnation == nil || *incarnation != r.incarnation {
+		return p, errOtherIncarnation
+	}
+	return p, nil
+}
+
+// A laneRead is what readRows needs of a lane, copied under the lock.
+type laneRead struct {
+	lane  *lane
+	from  position
+	round round
+	limit int
+}
+
+// readable lists the lanes that may be read now, high before low: ours, not waiting, not paused, with room in flight.
+func (r *Relay) readable(target position) []laneRead {
+	now := time.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var reads []laneRead
+	for _, l := range r.lanes {
+		switch {
+		case now.After(l.until), !l.waitUntil.IsZero(), len(l.again) > 0, len(l.pages) >= pagesInFlight,
+			l.round != nil && l.round.last, !r.settings.mayPublish(l.laneKey):
+			continue
+		}
+		lr := laneRead{lane: l, from: l.pos, limit: r.cfg.Batch}
+		if l.round != nil {
+			lr.round = *l.round
+		} else {
+			lr.round = round{target: position{snapshot: target.snapshot, at: later(target.at, l.pos.at)}, read: firstKey(l.pos)}
+		}
+		reads = append(reads, lr)
+	}
+	slices.SortFunc(reads, func(a, b laneRead) int {
+		if c := strings.Compare(a.lane.priority, b.lane.priority); c != 0 { // "high" sorts before "low"
+			return c
+		}
+		return strings.Compare(a.lane.bizType, b.lane.bizType)
+	})
+	return reads
+}
+
+type pagesRead struct {
+	rows [][]pageRow
+	cut  int // index of the lane at which reading stopped because of size, or -1
+}
+
+func (r *Relay) readRows(ctx context.Context, reads []laneRead) (pagesRead, error) {
+	n := len(reads)
+	types, priorities := make([]string, n), make([]string, n)
+	s, s2, kx := make([]string, n), make([]string, n), make([]string, n)
+	t2, kr := make([]pgtype.Timestamptz, n), make([]pgtype.Timestamptz, n)
+	ki, kri, limit := make([]int64, n), make([]int64, n), make([]int32, n)
+	for i, l := range reads {
+		types[i], priorities[i] = l.lane.bizType, l.lane.priority
+		s[i], s2[i], t2[i] = l.from.snapshot, l.round.target.snapshot, l.round.target.at
+		kx[i], ki[i], kr[i], kri[i] = l.round.read.xid, l.round.read.id, l.round.read.runAt, l.round.read.runID
+		limit[i] = int32(l.limit)
+	}
+	got := pagesRead{rows: make([][]pageRow, n), cut: -1}
+	var size int
+	err := r.query(ctx, readSQL, []any{types, priorities, s, s2, t2, kx, ki, kr, kri, limit}, func(rows pgx.Rows) error {
+		if size > readBytes {
+			return nil
+		}
+		var i int
+		var row pageRow
+		if err := rows.Scan(&i, &row.part, &row.id, &row.xid, &row.runAt, &row.created, &row.bizID, &row.headers, &row.payload); err != nil {
+			return err
+		}
+		i--
+		row.bizType, row.priority, row.phase = types[i], priorities[i], PhaseExecute
+		got.rows[i] = append(got.rows[i], row)
+		if size += len(row.payload) + headerOverhead; size > readBytes {
+			got.cut = i
+		}
+		return nil
+	})
+	if err != nil {
+		return got, fmt.Errorf("read lanes: %w", err)
+	}
+	return got, nil
+}
+
+// pack makes the messages of all pages.
+func (r *Relay) pack(lanes []laneRead, pages [][]pageRow) [][]*parcel {
+	parcels := make([][]*parcel, len(pages))
+	var dropped int64
+	for i, rows := range pages {
+		parcels[i] = make([]*parcel, len(rows))
+		for j := range rows {
+			rec := &rows[j].record
+			m, n := r.message(rec)
+			dropped += int64(n)
+			parcels[i][j] = &parcel{lane: lanes[i].lane, msg: m, task: rec.id, gen: rec.generation,
+				id: messageID(r.installation, rec.id, rec.created.UnixMicro(), rec.generation, rec.looks)}
+		}
+	}
+	if dropped > 0 {
+		r.mu.Lock()
+		r.counts.DroppedHeaders += dropped
+		r.mu.Unlock()
+	}
+	return parcels
+}
+
+func (r *Relay) send(p *parcel) {
+	r.pub.publish(p.msg, r.names.Stream(), p.id, func(res published) { r.answered(p, res) })
+}
+
+// answered takes the stream's answer to a parcel of a page.
+func (r *Relay) answered(p *parcel, res published) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := p.lane
+	switch res.verdict {
+	case acked:
+		r.counts.Published++
+		if res.duplicate {
+			r.counts.Duplicates++
+		}
+		l.seq = max(l.seq, res.sequence)
+		l.waitUntil, l.waitStep, l.probing = time.Time{}, 0, false
+		p.page.left--
+		r.advance(l, true)
+	case oversize:
+		p.refusal = res.err
+		r.refusals = append(r.refusals, p)
+	case refused:
+		// One row is refused for good only if others pass; else it is the stream that is at fault.
+		if tooLarge(res.err) || p.refusal != nil && r.counts.Published > p.passed {
+			p.refusal = res.err
+			r.refusals = append(r.refusals, p)
+			return
+		}
+		p.refusal, p.passed = res.err, r.counts.Published
+		r.hold(l, p, res.err)
+	default:
+		r.hold(l, p, res.err)
+	}
+}
+
+// hold keeps a parcel to be published again and lets its lane wait, longer each time it is in vain.
+func (r *Relay) hold(l *lane, p *parcel, err error) {
+	if l.dropped {
+		return
+	}
+	l.again = append(l.again, p)
+	now := time.Now()
+	if now.Before(l.waitUntil) && !l.probing {
+		return // of the same wave
+	}
+	l.probing = false
+	l.waitStep = min(max(2*l.waitStep, waitFirst), waitLongest)
+	l.waitUntil = now.Add(l.waitStep)
+	if (l.waitStep == waitLongest || !full(err)) && l.notice.due(now) {
+		r.log.Warn().Err(err).Str("biz_type", l.bizType).Str("priority", l.priority).Dur("delay", l.waitStep).
+			Msg("lane waits, its tasks stay in the table")
+	}
+}
+
+// resend publishes again what lanes could not take, once their wait is over: first one parcel as a probe, the rest
+// when a probe has been accepted.
+func (r *Relay) resend(now time.Time) {
+	var parcels []*parcel
+	r.mu.Lock()
+	for _, l := range r.lanes {
+		switch {
+		case now.After(l.until):
+		case len(l.again) == 0:
+			if now.After(l.waitUntil) { // the work list made it wait
+				l.waitUntil = time.Time{}
+			}
+		case l.waitUntil.IsZero():
+			parcels = append(parcels, l.again...)
+			l.again = nil
+		case now.After(l.waitUntil):
+			parcels = append(parcels, l.again[0])
+			l.again = l.again[1:]
+			l.waitUntil, l.probing = now.Add(2*publishTimeout), true // until the probe is answered
+			if len(l.again) == 0 {
+				l.again = nil
+			}
+		}
+	}
+	r.mu.Unlock()
+	for _, p := range parcels {
+		r.send(p)
+	}
+}
+
+// advance moves a lane over the pages that are acknowledged whole; r.mu is held. moved: something was published, so
+// the position is worth saving; a lane without news need not be.
+func (r *Relay) advance(l *lane, moved bool) {
+	if l.dropped {
+		return
+	}
+	for len(l.pages) > 0 && l.pages[0].left == 0 {
+		p := l.pages[0]
+		l.pages = l.pages[1:]
+		if p.last {
+			l.pos, l.round = l.round.target, nil
+		} else {
+			l.round.acked = p.end
+		}
+		l.dirty = l.dirty || moved
+	}
+}
+
+func (r *Relay) noteRead() {
+	r.mu.Lock()
+	r.lastRead = time.Now()
+	r.mu.Unlock()
+}
+
+// snapshotMax is pg_snapshot_xmax: the second field of xmin:xmax:list.
+func snapshotMax(s string) string {
+	_, rest, _ := strings.Cut(s, ":")
+	m, _, _ := strings.Cut(rest, ":")
+	return m
+}

@@ -1,0 +1,245 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	streamTick      = 5 * time.Second
+	unknownTypeTick = 20 * time.Second
+)
+
+// streamConfigs are the three streams as the relay makes them. No MaxAge on tasks: one that expired in silence would be
+// lost work. The server remembers a message id for 30 s only (about 230 B each): ids are an optimisation, the claim is
+// what keeps a task from running twice.
+func (r *Relay) streamConfigs() []jetstream.StreamConfig {
+	mine := map[string]string{MetadataInstallation: r.installation}
+	base := jetstream.StreamConfig{Storage: jetstream.FileStorage, Replicas: r.cfg.Replicas, AllowDirect: true, Metadata: mine}
+	tasks, dead, events := base, base, base
+
+	tasks.Name, tasks.Subjects = r.names.Stream(), []string{r.names.subject("tasks.*.*")}
+	tasks.Description = "taskrelay: tasks on their way to workers"
+	tasks.Retention, tasks.Duplicates = jetstream.WorkQueuePolicy, 30*time.Second
+	tasks.Discard, tasks.DiscardNewPerSubject, tasks.MaxMsgsPerSubject = jetstream.DiscardNew, true, r.cfg.MaxPerSubject
+
+	dead.Name, dead.Subjects = r.names.DeadStream(), []string{r.names.subject("dead.*.*")}
+	dead.Description = "taskrelay: the dead letter of each dead task"
+	dead.Retention, dead.MaxMsgsPerSubject, dead.Duplicates = jetstream.LimitsPolicy, 1, 30*time.Second
+
+	events.Name, events.Subjects = r.names.EventStream(), []string{r.names.subject("events.*.*")}
+	events.Description = "taskrelay: failed, dead and compensation_failed, for notifiers"
+	events.Retention, events.MaxAge, events.Duplicates = jetstream.LimitsPolicy, 7*24*time.Hour, 2*time.Minute
+	return []jetstream.StreamConfig{tasks, dead, events}
+}
+
+// ensureStreams creates the streams that are missing and refuses those that are not ours or would lose tasks.
+// Other settings that an operator changed are reported, never changed back.
+func (r *Relay) ensureStreams(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for _, want := range r.streamConfigs() {
+		s, err := r.js.Stream(ctx, want.Name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			s, err = r.js.CreateStream(ctx, want)
+			if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // by another relay, just now
+				s, err = r.js.Stream(ctx, want.Name)
+			} else if err == nil {
+				r.log.Info().Str("stream", want.Name).Msg("stream created")
+			}
+		}
+		if err != nil {
+			return r.explainStream(ctx, want, err)
+		}
+		if err := r.checkStream(ctx, want, s.CachedInfo().Config); err != nil {
+			return err
+		}
+		if want.Name == r.names.DeadStream() {
+			r.mu.Lock()
+			r.deadCreated = s.CachedInfo().Created
+			r.mu.Unlock()
+		}
+	}
+	r.mu.Lock()
+	r.streamsKnown = true
+	r.mu.Unlock()
+	return nil
+}
+
+// explainStream names the other stream when subjects overlap (10065).
+func (r *Relay) explainStream(ctx context.Context, want jetstream.StreamConfig, err error) error {
+	var e *jetstream.APIError
+	if errors.As(err, &e) && e.ErrorCode == 10065 {
+		names := r.js.StreamNames(ctx, jetstream.WithStreamListSubject(want.Subjects[0]))
+		var others []string
+		for n := range names.Name() {
+			others = append(others, n)
+		}
+		return fatalError{fmt.Errorf("stream %s cannot be created: %s already takes the subjects %s: delete it, or set a NAMESPACE of our own",
+			want.Name, strings.Join(others, ", "), want.Subjects[0])}
+	}
+	return fmt.Errorf("create stream %s: %w", want.Name, err)
+}
+
+func (r *Relay) checkStream(ctx context.Context, want, have jetstream.StreamConfig) error {
+	owner, ok := have.Metadata[MetadataInstallation]
+	if ok && owner != r.installation {
+		return fatalError{fmt.Errorf("stream %s belongs to installation %s, this database is %s: one stream serves one installation; use another NATS_URL or set NAMESPACE",
+			want.Name, owner, r.installation)}
+	}
+	if unsafe := unsafeSettings(want, have); len(unsafe) > 0 {
+		return fatalError{fmt.Errorf("stream %s would lose tasks: %s: mend it with nats stream edit, or delete it and the relay makes it anew",
+			want.Name, strings.Join(unsafe, ", "))}
+	}
+	if !ok { // made by hand with good settings: it becomes ours
+		have.Metadata = maps.Clone(have.Metadata)
+		if have.Metadata == nil {
+			have.Metadata = map[string]string{}
+		}
+		have.Metadata[MetadataInstallation] = r.installation
+		if _, err := r.js.UpdateStream(ctx, have); err != nil {
+			return fmt.Errorf("mark stream %s as ours: %w", want.Name, err)
+		}
+	}
+	r.reportDrift(want, have)
+	return nil
+}
+
+// unsafeSettings lists what would drop messages in silence or hide our subjects.
+func unsafeSettings(want, have jetstream.StreamConfig) (unsafe []string) {
+	if want.Retention != have.Retention {
+		unsafe = append(unsafe, fmt.Sprintf("retention is %v, must be %v", have.Retention, want.Retention))
+	}
+	if want.Retention == jetstream.WorkQueuePolicy {
+		if have.Discard != want.Discard {
+			unsafe = append(unsafe, "discard policy is old, must be new")
+		}
+		if have.MaxAge != 0 {
+			unsafe = append(unsafe, fmt.Sprintf("max age is %v, must be none", have.MaxAge))
+		}
+	}
+	for _, s := range want.Subjects {
+		if !slices.ContainsFunc(have.Subjects, func(h string) bool { return covers(h, s) }) {
+			unsafe = append(unsafe, fmt.Sprintf("subjects are %v, must have %s", have.Subjects, s))
+		}
+	}
+	if have.NoAck {
+		unsafe = append(unsafe, "no-ack is set")
+	}
+	return unsafe
+}
+
+// covers reports whether the subject filter a takes all that b does.
+func covers(a, b string) bool {
+	as, bs := strings.Split(a, "."), strings.Split(b, ".")
+	for i, t := range as {
+		if t == ">" {
+			return i < len(bs)
+		}
+		if i >= len(bs) || t != "*" && t != bs[i] {
+			return false
+		}
+	}
+	return len(as) == len(bs)
+}
+
+func (r *Relay) reportDrift(want, have jetstream.StreamConfig) {
+	drift := map[string][2]any{}
+	add := func(name string, w, h any) {
+		if w != h {
+			drift[name] = [2]any{w, h}
+		}
+	}
+	if want.MaxMsgsPerSubject > 0 { // the server says -1 for no limit
+		add("max_msgs_per_subject", want.MaxMsgsPerSubject, have.MaxMsgsPerSubject)
+	}
+	add("discard_new_per_subject", want.DiscardNewPerSubject, have.DiscardNewPerSubject)
+	add("replicas", want.Replicas, have.Replicas)
+	add("duplicate_window", want.Duplicates, have.Duplicates)
+	add("allow_direct", want.AllowDirect, have.AllowDirect)
+	add("storage", want.Storage, have.Storage)
+	for name, v := range drift {
+		key := want.Name + "." + name + "=" + fmt.Sprint(v[1])
+		if _, said := r.said.LoadOrStore(key, true); said {
+			continue
+		}
+		r.log.Warn().Str("stream", want.Name).Str("setting", name).Interface("configured", v[0]).Interface("actual", v[1]).
+			Msg("stream setting differs, left as it is")
+	}
+}
+
+// watchStreams looks every few seconds whether the streams are there and ours, makes them anew when they were deleted,
+// and reports tasks that wait for a worker nobody has started.
+func (r *Relay) watchStreams(ctx context.Context) (time.Duration, error) {
+	if !r.nc.IsConnected() {
+		return streamTick, nil
+	}
+	if err := r.ensureStreams(ctx); err != nil {
+		r.mu.Lock()
+		r.streamsKnown = false
+		r.mu.Unlock()
+		return 0, err
+	}
+	r.mu.Lock()
+	created := r.deadCreated
+	r.mu.Unlock()
+	if err := r.replayLetters(ctx, created); err != nil {
+		return 0, err
+	}
+	if now := time.Now(); r.reported.IsZero() {
+		r.reported = now // workers that start with us have not registered yet
+	} else if now.Sub(r.reported) >= unknownTypeTick {
+		r.reported = now
+		if err := r.reportUnknownTypes(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return streamTick, nil
+}
+
+const knownTypesSQL = `-- taskrelay: types of live workers
+SELECT DISTINCT t FROM {{schema}}.worker AS w CROSS JOIN LATERAL unnest(w.biz_types) AS t
+WHERE w.seen_at > now() - interval '30 seconds'`
+
+// reportUnknownTypes names types whose messages wait although no live worker knows them.
+func (r *Relay) reportUnknownTypes(ctx context.Context) error {
+	known := map[string]bool{}
+	err := r.query(ctx, knownTypesSQL, nil, func(rows pgx.Rows) error {
+		var t string
+		err := rows.Scan(&t)
+		known[t] = true
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("types of live workers: %w", err)
+	}
+	held, _, _, _ := r.heldLanes(func(l *lane) bool { return !known[l.bizType] })
+	if len(held) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	s, err := r.js.Stream(ctx, r.names.Stream())
+	if err != nil {
+		return fmt.Errorf("look for tasks without workers: %w", err)
+	}
+	info, err := s.Info(ctx, jetstream.WithSubjectFilter(r.names.subject("tasks.>")))
+	if err != nil {
+		return fmt.Errorf("look for tasks without workers: %w", err)
+	}
+	for _, l := range held {
+		if n := info.State.Subjects[r.names.Subject(l.bizType, l.priority)]; n > 0 {
+			r.log.Warn().Str("biz_type", l.bizType).Str("priority", l.priority).Uint64("count", n).
+				Msg("tasks wait: no live worker knows their type; start one that has it")
+		}
+	}
+	return nil
+}
