@@ -58,13 +58,13 @@ func QueryLocal(ctx context.Context, pool *pgxpool.Pool, local, sql string, args
 	if _, err := br.Exec(); err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
+	if _, err := br.Exec(); err != nil {
+		return fmt.Errorf("pin plans: %w", err)
+	}
 	if local != "" {
 		if _, err := br.Exec(); err != nil {
 			return fmt.Errorf("settings: %w", err)
 		}
-	}
-	if _, err := br.Exec(); err != nil {
-		return fmt.Errorf("pin plans: %w", err)
 	}
 	rows, err := br.Query()
 	if err != nil {

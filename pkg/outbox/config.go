@@ -32,6 +32,8 @@ type RelayConfig struct {
 	PollMin time.Duration
 	// PollMax is the time between two reads when nothing happens. By default 20 ms.
 	PollMax time.Duration
+	// Reconcile is the time between two comparisons of table and stream. By default 30 s.
+	Reconcile time.Duration
 	// Name of this relay in the tables relay and lane; must be unique. By default <host>-<pid>-<random>.
 	Name string
 	// Version of the program, shown in the table relay. Optional.
@@ -49,6 +51,7 @@ func (c RelayConfig) withDefaults() (RelayConfig, error) {
 	c.Batch = cmp.Or(c.Batch, 500)
 	c.PollMin = cmp.Or(c.PollMin, 5*time.Millisecond)
 	c.PollMax = cmp.Or(c.PollMax, 20*time.Millisecond)
+	c.Reconcile = cmp.Or(c.Reconcile, 30*time.Second)
 	c.Name = cmp.Or(c.Name, processName())
 	if err := c.Schema.Validate(); err != nil {
 		return c, err
@@ -69,6 +72,9 @@ func (c RelayConfig) withDefaults() (RelayConfig, error) {
 	}
 	if c.PollMin < time.Millisecond || c.PollMax < c.PollMin {
 		return c, fmt.Errorf("poll times (%v, %v) must be at least 1ms and in order", c.PollMin, c.PollMax)
+	}
+	if c.Reconcile < 100*time.Millisecond {
+		return c, fmt.Errorf("reconcile time %v must be at least 100ms", c.Reconcile)
 	}
 	return c, nil
 }

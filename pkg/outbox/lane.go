@@ -27,6 +27,11 @@ type lane struct {
 	dirty bool    // differs from what is saved
 	seq   uint64  // highest sequence the stream has answered
 
+	low     position  // all before it is finished or on the work list (reconcile.go)
+	mark    *mark     // what low becomes when the stream has no older message left
+	losses  int       // losses of the stream that low has been restarted for
+	orphans time.Time // since when the subject has held messages that its consumer does not know
+
 	again     []*parcel // to be published again: the lane could not take them, or nobody knows
 	waitUntil time.Time // zero: not waiting
 	waitStep  time.Duration
@@ -56,6 +61,7 @@ type settings struct {
 	paused map[string]bool
 	known  map[string]bool // types some worker has registered
 	strict bool
+	losses int
 }
 
 // mayPublish reports whether a lane is read at all. A round never passes a row for policy: a lane that may not
@@ -89,6 +95,14 @@ func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
 		}
 		k.settled = now
 	}
+	if k.repositioned.IsZero() {
+		k.repositioned = now // start has just done it
+	} else if now.Sub(k.repositioned) > time.Hour {
+		if err := r.reposition(ctx); err != nil {
+			return 0, err
+		}
+		k.repositioned = now
+	}
 	if now.After(k.discover) {
 		if err := r.discoverLanes(ctx); err != nil {
 			return 0, err
@@ -105,6 +119,7 @@ func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
 // keeper is the memory of keepLanes, which alone uses it.
 type keeper struct {
 	saved, settled, discover time.Time
+	repositioned             time.Time
 	unowned                  map[laneKey]time.Time // since when a lane that is not for us has had no owner
 }
 
@@ -124,7 +139,7 @@ func (r *Relay) heartbeat(ctx context.Context) error {
 }
 
 const settingsSQL = `-- taskrelay: read settings
-SELECT b.biz_type, b.paused_at IS NOT NULL, b.known_by IS NOT NULL, i.strict_types
+SELECT b.biz_type, b.paused_at IS NOT NULL, b.known_by IS NOT NULL, i.strict_types, i.losses
 FROM {{schema}}.installation AS i LEFT JOIN {{schema}}.biz_type AS b ON true`
 
 func (r *Relay) readSettings(ctx context.Context) error {
@@ -132,7 +147,7 @@ func (r *Relay) readSettings(ctx context.Context) error {
 	err := r.query(ctx, settingsSQL, nil, func(rows pgx.Rows) error {
 		var t *string
 		var paused, known bool
-		if err := rows.Scan(&t, &paused, &known, &s.strict); err != nil {
+		if err := rows.Scan(&t, &paused, &known, &s.strict, &s.losses); err != nil {
 			return err
 		}
 		if t != nil {
@@ -292,7 +307,8 @@ FROM (
 WHERE l.biz_type = free.biz_type AND l.priority = free.priority
   AND EXISTS (SELECT FROM {{schema}}.incarnation WHERE id = $5::uuid)
 RETURNING l.biz_type, l.priority, l.fence, l.snapshot::text, l.at,
-  l.round_snapshot::text, l.round_at, l.key_xid::text, l.key_id, l.key_run_at, l.key_run_id, l.max_seq`
+  l.round_snapshot::text, l.round_at, l.key_xid::text, l.key_id, l.key_run_at, l.key_run_id, l.max_seq,
+  l.low_snapshot::text, l.low_at, l.mark_snapshot::text, l.mark_at, l.mark_seq, l.losses`
 
 func (r *Relay) takeLanes(ctx context.Context, keys []laneKey) error {
 	asked := time.Now()
@@ -311,9 +327,16 @@ func (r *Relay) takeLanes(ctx context.Context, keys []laneKey) error {
 			var roundAt, keyRunAt pgtype.Timestamptz
 			var keyID, keyRunID *int64
 			var seq int64
+			var markSnapshot *string
+			var markAt pgtype.Timestamptz
+			var markSeq *int64
 			if err := rows.Scan(&l.bizType, &l.priority, &l.fence, &l.pos.snapshot, &l.pos.at,
-				&roundSnapshot, &roundAt, &keyXID, &keyID, &keyRunAt, &keyRunID, &seq); err != nil {
+				&roundSnapshot, &roundAt, &keyXID, &keyID, &keyRunAt, &keyRunID, &seq,
+				&l.low.snapshot, &l.low.at, &markSnapshot, &markAt, &markSeq, &l.losses); err != nil {
 				return err
+			}
+			if markSnapshot != nil && markSeq != nil {
+				l.mark = &mark{position: position{snapshot: *markSnapshot, at: markAt}, seq: uint64(*markSeq), taken: asked}
 			}
 			l.seq = uint64(seq)
 			if roundSnapshot != nil && keyXID != nil && keyID != nil && keyRunID != nil {
@@ -371,12 +394,14 @@ const saveSQL = `-- taskrelay: save positions
 UPDATE {{schema}}.lane AS l
 SET snapshot = v.s::pg_snapshot, at = v.at, round_snapshot = v.rs::pg_snapshot, round_at = v.rat,
   key_xid = v.kx::xid8, key_id = v.ki, key_run_at = v.kr, key_run_id = v.kri,
-  max_seq = greatest(l.max_seq, v.seq), saved_at = now()
+  max_seq = v.seq, low_snapshot = v.ls::pg_snapshot, low_at = v.lat,
+  mark_snapshot = v.ms::pg_snapshot, mark_at = v.mat, mark_seq = v.mseq, losses = v.losses, saved_at = now()
 FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::timestamptz[], $6::text[], $7::timestamptz[],
-  $8::text[], $9::bigint[], $10::timestamptz[], $11::bigint[], $12::bigint[])
-  AS v(biz_type, priority, fence, s, at, rs, rat, kx, ki, kr, kri, seq)
-WHERE l.biz_type = v.biz_type AND l.priority = v.priority AND l.owner = $13::text AND l.fence = v.fence
-  AND EXISTS (SELECT FROM {{schema}}.incarnation WHERE id = $14::uuid)
+  $8::text[], $9::bigint[], $10::timestamptz[], $11::bigint[], $12::bigint[],
+  $13::text[], $14::timestamptz[], $15::text[], $16::timestamptz[], $17::bigint[], $18::int[])
+  AS v(biz_type, priority, fence, s, at, rs, rat, kx, ki, kr, kri, seq, ls, lat, ms, mat, mseq, losses)
+WHERE l.biz_type = v.biz_type AND l.priority = v.priority AND l.owner = $19::text AND l.fence = v.fence
+  AND EXISTS (SELECT FROM {{schema}}.incarnation WHERE id = $20::uuid)
 RETURNING l.biz_type, l.priority`
 
 // savePositions stores what has been acknowledged since the last time. A lane that the statement does not find is
@@ -391,10 +416,17 @@ func (r *Relay) savePositions(ctx context.Context) error {
 	rs, rat := make([]*string, n), make([]pgtype.Timestamptz, n)
 	kx, ki := make([]*string, n), make([]*int64, n)
 	kr, kri, seq := make([]pgtype.Timestamptz, n), make([]*int64, n), make([]int64, n)
+	ls, lat := make([]string, n), make([]pgtype.Timestamptz, n)
+	ms, mat, mseq, losses := make([]*string, n), make([]pgtype.Timestamptz, n), make([]*int64, n), make([]int32, n)
 	r.mu.Lock()
 	incarnation := r.incarnation
 	for i, l := range held {
 		s[i], at[i], seq[i] = l.pos.snapshot, l.pos.at, int64(l.seq)
+		ls[i], lat[i], losses[i] = l.low.snapshot, l.low.at, int32(l.losses)
+		if m := l.mark; m != nil {
+			q := int64(m.seq)
+			ms[i], mat[i], mseq[i] = &m.snapshot, m.at, &q
+		}
 		if l.round != nil {
 			target, k := l.round.target, l.round.acked
 			rs[i], rat[i], kx[i], ki[i], kr[i], kri[i] = &target.snapshot, target.at, &k.xid, &k.id, k.runAt, &k.runID
@@ -405,7 +437,8 @@ func (r *Relay) savePositions(ctx context.Context) error {
 	if incarnation == "" {
 		return nil // the lanes have been dropped meanwhile
 	}
-	kept, err := r.returnedKeys(ctx, saveSQL, types, priorities, fences, s, at, rs, rat, kx, ki, kr, kri, seq, r.cfg.Name, incarnation)
+	kept, err := r.returnedKeys(ctx, saveSQL, types, priorities, fences, s, at, rs, rat, kx, ki, kr, kri, seq,
+		ls, lat, ms, mat, mseq, losses, r.cfg.Name, incarnation)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, l := range held {

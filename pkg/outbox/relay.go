@@ -23,7 +23,8 @@ import (
 // hold the same lane for a moment cost duplicates, which the workers' claim drops, never correctness.
 //
 // One goroutine reads lanes (round.go), one serves the work list (worklist.go), one the dead letters (deadletter.go),
-// one keeps leases, positions and settings (lane.go). Each survives any outage of Postgres or NATS.
+// one keeps leases, positions and settings (lane.go), one watches the streams (stream.go), one compares table and
+// stream (reconcile.go). Each survives any outage of Postgres or NATS.
 type Relay struct {
 	pool  *pgxpool.Pool
 	nc    *nats.Conn
@@ -35,6 +36,7 @@ type Relay struct {
 
 	installation string
 	wake         chan struct{}
+	compare      chan struct{} // a loss has been seen: reconcile at once
 	started      atomic.Bool
 	said         sync.Map  // drift that has been reported
 	reported     time.Time // when types without workers were last looked for
@@ -52,6 +54,8 @@ type Relay struct {
 	lastErr      map[string]error
 	progress     map[string]time.Time // last turn of each loop, successful or not
 	streamsKnown bool
+	highest      uint64    // sequence the stream has acknowledged to us
+	rewound      bool      // it has acknowledged one of these again
 	deadCreated  time.Time // when the dead stream was created
 }
 
@@ -88,9 +92,9 @@ func NewRelay(pool *pgxpool.Pool, nc *nats.Conn, cfg RelayConfig) (*Relay, error
 	}
 	return &Relay{
 		pool: pool, nc: nc, js: js, cfg: cfg, names: Names{Namespace: cfg.Namespace},
-		log:   cfg.Logger.With().Str("component", "relay").Str("relay", cfg.Name).Logger(),
-		pub:   newPublisher(nc),
-		wake:  make(chan struct{}, 1),
+		log:  cfg.Logger.With().Str("component", "relay").Str("relay", cfg.Name).Logger(),
+		pub:  newPublisher(nc),
+		wake: make(chan struct{}, 1), compare: make(chan struct{}, 1),
 		lanes: make(map[laneKey]*lane), lastErr: make(map[string]error), progress: make(map[string]time.Time),
 	}, nil
 }
@@ -128,7 +132,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for name, step := range map[string]func(context.Context) (time.Duration, error){
 		"lanes": r.keepLanes, "read": r.readLanes, "work list": r.serveWorkList, "dead letters": r.serveDeadLetters,
-		"streams": r.watchStreams,
+		"streams": r.watchStreams, "reconcile": r.reconcileOrWait,
 	} {
 		wg.Go(func() {
 			if err := r.loop(ctx, name, step); err != nil {
@@ -218,6 +222,9 @@ func (r *Relay) start(ctx context.Context) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := r.untilAnswered(ctx, "start", func() error { return r.reposition(ctx) }); err != nil {
+		return nil, err
+	}
 	if err := r.untilAnswered(ctx, "start", func() error { return r.ensureStreams(ctx) }); err != nil {
 		return nil, err
 	}
@@ -285,6 +292,13 @@ func (r *Relay) loop(ctx context.Context, name string, step func(context.Context
 		}
 		timer.Reset(wait)
 	}
+}
+
+// turned says that a loop which waits on purpose is alive.
+func (r *Relay) turned(name string) {
+	r.mu.Lock()
+	r.progress[name] = time.Now()
+	r.mu.Unlock()
 }
 
 // pauses grow from 50 ms to 2 s and never end. [backoff's own default gives up after 15 minutes.]

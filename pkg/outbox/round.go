@@ -30,8 +30,9 @@ type parcel struct {
 	id      string
 	task    int64
 	gen     int
-	refusal error // the server's answer, when it refused this message
-	passed  int64 // how many messages the relay had published at that time
+	highest uint64 // sequence known when it was sent
+	refusal error  // the server's answer, when it refused this message
+	passed  int64  // how many messages the relay had published at that time
 }
 
 var errNATSAway = errors.New("NATS is not connected, tasks wait in the table")
@@ -256,6 +257,9 @@ func (r *Relay) pack(lanes []laneRead, pages [][]pageRow) [][]*parcel {
 }
 
 func (r *Relay) send(p *parcel) {
+	r.mu.Lock()
+	p.highest = r.highest
+	r.mu.Unlock()
 	r.pub.publish(p.msg, r.names.Stream(), p.id, func(res published) { r.answered(p, res) })
 }
 
@@ -270,7 +274,7 @@ func (r *Relay) answered(p *parcel, res published) {
 		if res.duplicate {
 			r.counts.Duplicates++
 		}
-		l.seq = max(l.seq, res.sequence)
+		r.noteSequence(l, res.sequence, p.highest, res.duplicate)
 		l.waitUntil, l.waitStep, l.probing = time.Time{}, 0, false
 		p.page.left--
 		r.advance(l, true)

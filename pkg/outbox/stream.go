@@ -62,6 +62,11 @@ func (r *Relay) ensureStreams(ctx context.Context) error {
 		if err := r.checkStream(ctx, want, s.CachedInfo().Config); err != nil {
 			return err
 		}
+		if want.Name == r.names.Stream() {
+			if err := r.checkLoss(ctx, s.CachedInfo()); err != nil {
+				return err
+			}
+		}
 		if want.Name == r.names.DeadStream() {
 			r.mu.Lock()
 			r.deadCreated = s.CachedInfo().Created

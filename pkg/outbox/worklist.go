@@ -214,8 +214,9 @@ func (r *Relay) lookAnswered(rec *record, res published) {
 		if res.duplicate {
 			r.counts.Duplicates++
 		}
-		if l != nil && res.sequence > l.seq {
-			l.seq, l.dirty = res.sequence, true
+		if l != nil {
+			r.noteSequence(l, res.sequence, 0, res.duplicate)
+			l.dirty = true
 		}
 	case l == nil:
 	case res.verdict == oversize || tooLarge(res.err):

@@ -121,6 +121,7 @@ CREATE TABLE {{schema}}.lane (
     mark_at        timestamptz,
     mark_seq       bigint,
     max_seq        bigint NOT NULL DEFAULT 0,   -- highest sequence the stream has acknowledged
+    losses         int NOT NULL DEFAULT 0,      -- installation.losses that low has been restarted for
     owner          text,
     owner_until    timestamptz,
     fence          bigint NOT NULL DEFAULT 0,   -- grows with each new owner
@@ -175,6 +176,7 @@ CREATE TABLE {{schema}}.installation (
     id                  uuid NOT NULL DEFAULT gen_random_uuid(),
     system_identifier   bigint,
     stream_created      timestamptz,
+    losses              int NOT NULL DEFAULT 0, -- how often the stream has lost messages: all lanes are reconciled
     dead_stream_created timestamptz,
     strict_types        boolean NOT NULL DEFAULT false,
     created_at          timestamptz NOT NULL DEFAULT now()
