@@ -20,7 +20,7 @@ import (
 // worst moment. [A flip of the settle statement cost 259 µs a task against 42.] Local to the transaction.
 const pins = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
 set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
-set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true)`
+set_config('plan_cache_mode', 'force_generic_plan', true), set_config('enable_sort', 'off', true), set_config('jit', 'off', true)`
 
 // Query runs sql in a READ COMMITTED transaction of its own and calls scan for each row.
 // What scan reads is valid only if Query returns nil: the commit is part of it.

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
-	"regexp"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -42,9 +41,6 @@ type RelayConfig struct {
 	Logger zerolog.Logger
 }
 
-// namespacePattern: a namespace is one or more subject tokens' worth of plain characters.
-var namespacePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$`)
-
 func (c RelayConfig) withDefaults() (RelayConfig, error) {
 	c.Replicas = cmp.Or(c.Replicas, 1)
 	c.MaxPerSubject = cmp.Or(c.MaxPerSubject, 10_000)
@@ -56,8 +52,8 @@ func (c RelayConfig) withDefaults() (RelayConfig, error) {
 	if err := c.Schema.Validate(); err != nil {
 		return c, err
 	}
-	if c.Namespace != "" && !namespacePattern.MatchString(c.Namespace) {
-		return c, fmt.Errorf("namespace %q is no subject token: it must match %s", c.Namespace, namespacePattern)
+	if err := (Names{Namespace: c.Namespace}).Validate(); err != nil {
+		return c, err
 	}
 	for _, t := range c.BizTypes {
 		if err := validateBizType(t); err != nil {

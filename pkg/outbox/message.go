@@ -39,7 +39,8 @@ func (r *Relay) addTaskHeaders(h nats.Header, rec *record) {
 }
 
 // addRowHeaders copies what a producer wrote in headers. Keys that would steer the server (Nats-) or forge ours
-// (Task-), that are no header names, and values that are no strings are left out and counted.
+// (Task-), that are no header names, and values that are no strings or have control characters (an HTTP client refuses
+// them) are left out and counted.
 func addRowHeaders(h nats.Header, raw []byte) (dropped int) {
 	var all map[string]any
 	if err := json.Unmarshal(raw, &all); err != nil {
@@ -47,7 +48,7 @@ func addRowHeaders(h nats.Header, raw []byte) (dropped int) {
 	}
 	for k, v := range all {
 		s, ok := v.(string)
-		if !ok || !headerName(k) || strings.ContainsAny(s, "\r\n\x00") || reservedHeader(k) {
+		if !ok || !headerName(k) || controlCharacter(s, '\t') >= 0 || reservedHeader(k) {
 			dropped++
 			continue
 		}

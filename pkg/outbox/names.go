@@ -1,6 +1,9 @@
 package outbox
 
 import (
+	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -51,6 +54,23 @@ const MetadataInstallation = "taskrelay-installation"
 // Names makes the names of streams, subjects and consumers. The zero value has no namespace.
 type Names struct {
 	Namespace string // such as "eu": streams EU_TASKS…, subjects eu.tasks.…
+}
+
+// namespacePattern: lower case only, so that two namespaces never make one stream name.
+var namespacePattern = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
+
+// Validate refuses a namespace that is no plain subject token, or whose subjects would lie among those of an
+// installation without one.
+func (n Names) Validate() error {
+	switch {
+	case n.Namespace == "":
+		return nil
+	case slices.Contains([]string{"tasks", "dead", "events", "taskrelay"}, n.Namespace):
+		return fmt.Errorf("namespace %q is reserved: choose another word", n.Namespace)
+	case !namespacePattern.MatchString(n.Namespace):
+		return fmt.Errorf("namespace %q: want lower-case letters, digits and -, at most 32, beginning with a letter", n.Namespace)
+	}
+	return nil
 }
 
 func (n Names) stream(name string) string {

@@ -184,7 +184,7 @@ WITH l AS (
   SELECT $3::pg_snapshot AS s, $4::pg_snapshot AS s2, $5::timestamptz AS t2, $6::xid8 AS kx, $7::bigint AS ki,
     $8::timestamptz AS kr, $9::bigint AS kri, pg_snapshot_xmax($3::pg_snapshot) AS smax, pg_snapshot_xmax($4::pg_snapshot) AS s2max
 ), found AS MATERIALIZED (
-  SELECT r.* FROM l CROSS JOIN LATERAL (
+  SELECT r.*, row_number() OVER () AS n FROM l CROSS JOIN LATERAL (
     (SELECT 1 AS part, f.* FROM (SELECT x FROM pg_snapshot_xip(l.s) AS x WHERE x >= l.kx ORDER BY x) AS p(x)
      CROSS JOIN LATERAL (
        SELECT t.id, t.xid, t.run_at, t.finished_at IS NULL AND t.republish_at IS NULL AS open FROM {{schema}}.task AS t
@@ -217,8 +217,8 @@ WITH l AS (
   WHERE t.id = k.id AND t.finished_at IS NULL AND t.republish_at IS NULL
   RETURNING t.id
 )
-SELECT f.part, f.id, f.xid::text, f.run_at, p.id IS NOT NULL
-FROM found AS f LEFT JOIN put AS p ON p.id = f.id`
+SELECT f.part, f.id, f.xid::text, f.run_at, f.n, (SELECT count(*) FROM put)
+FROM found AS f ORDER BY f.n DESC LIMIT 1`
 
 // rescan moves low-water to the mark and returns how many rows it put on the work list.
 func (r *Relay) rescan(ctx context.Context, l *lane, m mark) (int, error) {
@@ -231,25 +231,20 @@ func (r *Relay) rescan(ctx context.Context, l *lane, m mark) (int, error) {
 	key := firstKey(low)
 	var put int
 	for {
-		var rows []pageRow
+		var last pageRow
+		var read, found int
 		err := r.query(ctx, rescanSQL, []any{l.bizType, l.priority, low.snapshot, m.snapshot, m.at,
-			key.xid, key.id, key.runAt, key.runID, rescanBatch}, func(rs pgx.Rows) error {
-			var row pageRow
-			var found bool
-			err := rs.Scan(&row.part, &row.id, &row.xid, &row.runAt, &found)
-			if found {
-				put++
-			}
-			rows = append(rows, row)
-			return err
+			key.xid, key.id, key.runAt, key.runID, rescanBatch}, func(rows pgx.Rows) error {
+			return rows.Scan(&last.part, &last.id, &last.xid, &last.runAt, &read, &found)
 		})
 		if err != nil {
 			return put, err
 		}
-		if len(rows) < rescanBatch {
+		put += found
+		if read < rescanBatch {
 			break
 		}
-		key = furthest(rows).keyAfter(key, snapshotMax(m.snapshot))
+		key = last.keyAfter(key, snapshotMax(m.snapshot))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -259,41 +254,6 @@ func (r *Relay) rescan(ctx context.Context, l *lane, m mark) (int, error) {
 	l.low, l.mark = m.position, nil
 	l.dirty = l.dirty || put > 0 || m.seq > 0
 	return put, nil
-}
-
-// furthest is the last row of a page in scan order: the join with what was put does not keep it.
-func furthest(rows []pageRow) pageRow {
-	last := rows[0]
-	for _, row := range rows[1:] {
-		if compareRows(last, row) < 0 {
-			last = row
-		}
-	}
-	return last
-}
-
-func compareRows(a, b pageRow) int {
-	fa, fb := a.part < 3, b.part < 3
-	switch {
-	case fa != fb:
-		if fa {
-			return -1
-		}
-		return 1
-	case fa && a.xid != b.xid: // decimal without leading zeros: longer is greater
-		if len(a.xid) != len(b.xid) {
-			return len(a.xid) - len(b.xid)
-		}
-		if a.xid < b.xid {
-			return -1
-		}
-		return 1
-	case !fa && !a.runAt.Time.Equal(b.runAt.Time):
-		return a.runAt.Time.Compare(b.runAt.Time)
-	case a.id < b.id:
-		return -1
-	}
-	return 1
 }
 
 // findOrphans deletes a consumer that does not know messages its subject holds: after a torn crash they are below its

@@ -1,0 +1,52 @@
+// Command relay publishes committed tasks from Postgres to NATS JetStream. It reads TASKRELAY_ variables: relay -h.
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+
+	"github.com/taskrelay/taskrelay/internal/config"
+	"github.com/taskrelay/taskrelay/internal/proc"
+	"github.com/taskrelay/taskrelay/pkg/outbox"
+)
+
+// version is set by the linker: -X main.version=v1.2.3.
+var version string
+
+func main() { os.Exit(proc.Main("relay", run)) }
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	done, err := proc.Flags(args, stdout, "relay", "publishes committed tasks from Postgres to NATS JetStream", version,
+		config.RelayVariables())
+	if done || err != nil {
+		return err
+	}
+	cfg, err := config.LoadRelay()
+	if err != nil {
+		return err
+	}
+	svc, err := proc.Open(ctx, "relay", cfg.Servers, cfg.Common, cfg.Process, stderr)
+	if err != nil {
+		return err
+	}
+	defer svc.Close()
+	relay, err := outbox.NewRelay(svc.Pool, svc.NATS, outbox.RelayConfig{
+		Schema:        outbox.Schema(cfg.Schema),
+		Namespace:     cfg.Namespace,
+		Replicas:      cfg.StreamReplicas,
+		MaxPerSubject: cfg.StreamMaxPerSubject,
+		BizTypes:      cfg.RelayBizTypes,
+		Disabled:      !cfg.RelayEnabled,
+		Batch:         cfg.RelayBatch,
+		PollMin:       cfg.RelayPollMin,
+		PollMax:       cfg.RelayPollMax,
+		Reconcile:     cfg.RelayReconcile,
+		Version:       proc.Version(version),
+		Logger:        svc.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	return svc.Run(ctx, proc.Runner{Name: "relay", Run: relay.Run, Live: relay.Live, Ready: relay.Ready})
+}

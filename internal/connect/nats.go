@@ -1,0 +1,71 @@
+package connect
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
+)
+
+// NATS returns a connection that connects, and connects again, for as long as it takes; the server need not be there
+// yet. role is relay, worker or taskrelay: it names the connection and its private inbox, so that permissions can
+// keep one role from reading another's answers.
+func NATS(url, creds, role string, logger zerolog.Logger) (*nats.Conn, error) {
+	log := logger.With().Str("component", "nats").Logger()
+	notice := every{interval: logEvery}
+	failed := func(nc *nats.Conn, err error) {
+		if notice.due() {
+			log.Warn().Err(err).Msg("NATS does not answer, waiting")
+		}
+	}
+	host, _ := os.Hostname()
+	opts := []nats.Option{
+		nats.Name("taskrelay-" + role + "/" + host),
+		nats.CustomInboxPrefix("_INBOX_" + role),
+		nats.RetryOnFailedConnect(true),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(500 * time.Millisecond),
+		nats.ReconnectJitter(250*time.Millisecond, 500*time.Millisecond),
+		// A buffered publish would come out after a reconnect, long after its caller gave it up.
+		nats.ReconnectBufSize(-1),
+		// The defaults notice a dead peer after four minutes.
+		nats.PingInterval(20 * time.Second),
+		nats.MaxPingsOutstanding(2),
+		// Without it two equal authorization errors close the connection for good.
+		nats.IgnoreAuthErrorAbort(),
+		nats.PermissionErrOnSubscribe(true),
+		nats.ConnectHandler(func(nc *nats.Conn) {
+			log.Info().Str("address", nc.ConnectedUrlRedacted()).Msg("connected")
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			log.Info().Str("address", nc.ConnectedUrlRedacted()).Msg("reconnected")
+		}),
+		nats.ReconnectErrHandler(failed),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil { // nil: closed by us
+				log.Warn().Err(err).Msg("disconnected")
+			}
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			e := log.Error().Err(err) // such as a permission that is missing: nothing else would say so
+			if sub != nil {
+				e = e.Str("subject", sub.Subject)
+			}
+			e.Msg("NATS reported an error")
+		}),
+	}
+	if creds != "" {
+		opts = append(opts, nats.UserCredentials(creds)) // read again at each reconnect
+	}
+	nc, err := nats.Connect(url, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	if !nc.IsConnected() {
+		failed(nc, errors.New("not connected yet"))
+	}
+	return nc, nil
+}

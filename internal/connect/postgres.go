@@ -1,0 +1,125 @@
+// Package connect makes the connections and the logger of the binaries.
+//
+// Properties:
+//   - An outage is waited for, however long it lasts, and its reason is in the log every few seconds.
+//   - What waiting cannot mend (wrong password, no such database) is returned as an error.
+//   - No password is in any error or log line.
+package connect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
+)
+
+const (
+	// minConns: a worker claims, settles and sends heartbeats at the same time. pgx's default of 4 on a small
+	// machine would let a slow settle hold up the heartbeats.
+	minConns = 10
+
+	pingTimeout = 5 * time.Second
+	logEvery    = 5 * time.Second
+)
+
+// Postgres returns a pool that has answered. name shows as application_name where the URL gives none. It waits until
+// Postgres answers or ctx ends, and returns at once what waiting does not mend.
+func Postgres(ctx context.Context, url, name string, logger zerolog.Logger) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, errors.New("no Postgres URL: expected postgres://user:password@host:5432/database") // err repeats it
+	}
+	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
+		cfg.ConnConfig.RuntimeParams["application_name"] = name
+	}
+	if !strings.Contains(url, "pool_max_conns") {
+		cfg.MaxConns = max(cfg.MaxConns, minConns)
+	}
+	if cfg.ConnConfig.ConnectTimeout == 0 {
+		cfg.ConnConfig.ConnectTimeout = 10 * time.Second
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg) // does not connect
+	if err != nil {
+		return nil, err
+	}
+
+	address := net.JoinHostPort(cfg.ConnConfig.Host, strconv.Itoa(int(cfg.ConnConfig.Port))) + "/" + cfg.ConnConfig.Database
+	notice := every{interval: logEvery}
+	ping := func() error {
+		pctx, cancel := context.WithTimeout(ctx, pingTimeout)
+		defer cancel()
+		err := pool.Ping(pctx)
+		if err != nil && !waitingHelps(err) {
+			return backoff.Permanent(err)
+		}
+		return err
+	}
+	var last error
+	err = backoff.RetryNotify(ping, backoff.WithContext(forever(), ctx), func(err error, d time.Duration) {
+		last = err
+		if notice.due() {
+			logger.Warn().Str("component", "postgres").Str("address", address).AnErr("error", reason(err)).Dur("delay", d).
+				Msg("Postgres does not answer, waiting")
+		}
+	})
+	if err != nil {
+		pool.Close()
+		if last != nil && ctx.Err() != nil {
+			err = last // what it was waiting for says more than "context canceled"
+		}
+		return nil, fmt.Errorf("connect to Postgres at %s: %w", address, reason(err))
+	}
+	logger.Info().Str("component", "postgres").Str("address", address).Msg("connected")
+	return pool, nil
+}
+
+// waitingHelps is false for a wrong user, password or database name. Everything else may be a server that starts.
+func waitingHelps(err error) bool {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	return !ok || !strings.HasPrefix(e.Code, "28") && e.Code != "3D000"
+}
+
+// reason is the cause of a failed connect in one line, without pgx's list of connection parameters. pgx tries each
+// address with and without TLS, so the same cause may come several times.
+func reason(err error) error {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return e
+	}
+	e, ok := errors.AsType[*pgconn.ConnectError](err)
+	if !ok || e.Unwrap() == nil {
+		return err
+	}
+	var lines []string
+	for line := range strings.SplitSeq(e.Unwrap().Error(), "\n") {
+		if !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return oneLine{strings.Join(lines, "; "), e.Unwrap()}
+}
+
+type oneLine struct {
+	text string
+	error
+}
+
+func (e oneLine) Error() string { return e.text }
+func (e oneLine) Unwrap() error { return e.error }
+
+// forever waits longer and longer, up to 3 s. By default backoff gives up after 15 minutes.
+func forever() backoff.BackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(100*time.Millisecond),
+		backoff.WithMaxInterval(2*time.Second),
+		backoff.WithMaxElapsedTime(0),
+	)
+}

@@ -1,0 +1,212 @@
+package command
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/taskrelay/taskrelay/internal/pg"
+)
+
+// batchSize bounds a claim and a settle.
+const batchSize = 500
+
+// skippedNak: somebody held the row's lock at the moment of the claim.
+const skippedNak = 100 * time.Millisecond
+
+// unknownNak: this worker cannot run the task, another one may.
+const unknownNak = 30 * time.Second
+
+// claimSQL takes the rows that are due and free, each under the token made for it.
+//
+// A row is found by primary key, one lateral lookup per message: a join that the planner may order would, with the
+// statistics of an empty table, read all of it for each batch. It is updated by ctid, which is cheaper than a second
+// lookup, and no index implies anything about it; a row that changed between the snapshot and its lock is not
+// returned then, and treated as locked.
+//
+// A lease under our own token is ours from a claim whose answer was lost: it is taken again and not counted twice.
+// Rows never handed back have no republish_at and keep none: their claim changes no indexed column, so it is HOT.
+const claimSQL = `-- taskrelay: claim
+WITH picked AS (
+  SELECT m.ord, m.token, t.*
+  FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[], $5::boolean[])
+    WITH ORDINALITY AS m(id, generation, created_us, token, compensates, ord)
+  CROSS JOIN LATERAL (
+    SELECT t.ctid AS tid, t.status AS was, t.lease_token AS lost_token, t.lease_owner AS lost_owner,
+      t.attempt AS lost_attempt, t.started_at AS lost_started, t.cancel_requested_at IS NOT NULL AS cancel,
+      t.status = 'running' AND t.lease_token IS NOT DISTINCT FROM m.token AS mine
+    FROM {{schema}}.task AS t
+    WHERE t.id = m.id
+      AND t.generation = m.generation
+      AND t.created_at = 'epoch'::timestamptz + m.created_us * interval '1 microsecond'
+      AND coalesce(t.next_attempt_at, t.run_at, '-infinity') <= now()
+      AND (t.status IN ('pending', 'retrying')
+        OR (t.status = 'running' AND (t.lease_until < now() OR t.lease_token = m.token)))
+      AND (t.phase = 'execute' OR m.compensates)
+    FOR UPDATE SKIP LOCKED
+  ) AS t
+), claimed AS (
+  UPDATE {{schema}}.task AS t
+  SET status = CASE WHEN p.cancel THEN 'cancelled' ELSE 'running' END,
+    attempt = t.attempt + CASE WHEN p.cancel THEN 0 ELSE 1 END - CASE WHEN p.mine THEN 1 ELSE 0 END,
+    lease_owner = CASE WHEN p.cancel THEN NULL ELSE $6::text END,
+    lease_token = CASE WHEN p.cancel THEN NULL ELSE p.token END,
+    lease_until = CASE WHEN p.cancel THEN NULL ELSE now() + $7::bigint * interval '1 microsecond' END,
+    started_at = CASE WHEN p.cancel THEN t.started_at ELSE now() END,
+    first_started_at = CASE WHEN p.cancel THEN t.first_started_at ELSE coalesce(t.first_started_at, now()) END,
+    finished_at = CASE WHEN p.cancel THEN now() END,
+    next_attempt_at = NULL,
+    republish_at = CASE WHEN p.cancel OR t.republish_at IS NULL THEN NULL
+      ELSE now() + $7::bigint * interval '1 microsecond' + interval '10 minutes' END
+  FROM picked AS p
+  WHERE t.ctid = p.tid
+  RETURNING p.ord, t.id, t.status, t.phase, t.attempt, t.max_attempts, t.biz_type, t.biz_id, t.cause, t.compensations,
+    t.generation, p.was, p.mine, p.lost_token, p.lost_owner, p.lost_attempt, p.lost_started
+), lost AS (
+  INSERT INTO {{schema}}.task_attempt (task_id, lease_token, biz_type, biz_id, generation, phase, attempt, worker,
+    outcome, error_class, error, started_at, finished_at)
+  SELECT c.id, coalesce(c.lost_token, 0), c.biz_type, c.biz_id, c.generation, c.phase, c.lost_attempt, c.lost_owner,
+    'lost', 'lost', 'lease ended without a result: the worker died, was paused or lost its database',
+    coalesce(c.lost_started, now()), now()
+  FROM claimed AS c
+  WHERE c.was = 'running' AND NOT c.mine
+  ON CONFLICT (task_id, lease_token) DO NOTHING
+)
+SELECT c.ord, c.status = 'cancelled', c.phase, c.attempt, coalesce(c.max_attempts, 0), coalesce(c.biz_id, ''),
+  coalesce(c.cause, ''), c.compensations, c.was = 'running' AND NOT c.mine
+FROM claimed AS c`
+
+// claimLoop claims batches until ctx ends; what is still in its hands then is given back.
+func (w *Worker) claimLoop(ctx context.Context) {
+	var buf []*attempt
+	for {
+		batch := w.claims.take(ctx, batchSize, buf[:0])
+		if batch == nil {
+			return
+		}
+		w.claim(ctx, w.unique(batch))
+		clear(batch)
+		buf = batch
+	}
+}
+
+// unique reserves the tasks of a batch and gives back further copies: two handlers of one row would share a token.
+func (w *Worker) unique(batch []*attempt) []*attempt {
+	keep := batch[:0]
+	for _, a := range batch {
+		if !w.held.reserve(a) {
+			a.nak(w.cfg.Lease)
+			a.lane.d.refused(a)
+			continue
+		}
+		a.token = rand.Int64N(math.MaxInt64) + 1 // 0 stands for a lease without a token
+		keep = append(keep, a)
+	}
+	return keep
+}
+
+// claimRow is what the claim says of a row it took.
+type claimRow struct {
+	ord                         int64
+	cancelled, lost             bool
+	phase, bizID, cause         string
+	number, maxAttempts, undone int
+}
+
+// claim runs the claim of a batch until it is answered. The tokens stay the same, so a claim whose answer was lost is
+// found again.
+func (w *Worker) claim(ctx context.Context, batch []*attempt) {
+	if len(batch) == 0 {
+		return
+	}
+	n := len(batch)
+	ids, generations, created := make([]int64, n), make([]int32, n), make([]int64, n)
+	tokens, compensates := make([]int64, n), make([]bool, n)
+	for i, a := range batch {
+		ids[i], generations[i], created[i], tokens[i] = a.id, int32(a.generation), a.createdMicros, a.token
+		compensates[i] = a.lane.d.b.compensate != nil
+	}
+	args := []any{ids, generations, created, tokens, compensates, w.cfg.Name, w.cfg.Lease.Microseconds()}
+	rows := make([]claimRow, 0, n)
+	var sent time.Duration
+	err := w.insist(ctx, partClaim, func(ctx context.Context) error {
+		rows = rows[:0]
+		sent = w.now()
+		return pg.Query(ctx, w.pool, w.sql.claim, args, func(r pgx.Rows) error {
+			var c claimRow
+			err := r.Scan(&c.ord, &c.cancelled, &c.phase, &c.number, &c.maxAttempts, &c.bizID, &c.cause, &c.undone, &c.lost)
+			rows = append(rows, c)
+			return err
+		})
+	})
+	if err != nil { // stopping: if the claim was committed all the same, the lease ends and counts as lost
+		for _, a := range batch {
+			w.giveUp(a, 0)
+		}
+		return
+	}
+	for i := range rows {
+		c := &rows[i]
+		a := batch[c.ord-1]
+		batch[c.ord-1] = nil
+		w.claimed(a, c, sent)
+	}
+	w.classify(ctx, batch)
+}
+
+// claimed takes an attempt whose claim was answered.
+func (w *Worker) claimed(a *attempt, c *claimRow, sent time.Duration) {
+	d := a.lane.d
+	if c.lost {
+		w.stats.Lost.Add(1)
+		w.log.Warn().Int64("task_id", a.id).Str("biz_type", a.lane.bizType).Int("attempt", c.number-1).
+			Msg("lease of an earlier attempt had ended, logged as lost")
+	}
+	if c.cancelled {
+		w.log.Info().Int64("task_id", a.id).Str("biz_type", a.lane.bizType).Msg("task cancelled as requested")
+		a.ack()
+		w.held.release(a)
+		d.refused(a)
+		return
+	}
+	w.stats.Claimed.Add(1)
+	a.phase, a.number, a.bizID, a.cause = c.phase, c.number, c.bizID, c.cause
+	a.limit = d.limit(c.maxAttempts)
+	a.key = taskKey(w.installation, a.id, c.phase, c.undone)
+	a.claimed = w.now()
+	a.leaseFrom.Store(int64(sent))
+	a.stage.Store(stageClaimed)
+	if a.number > a.limit {
+		a.ended.Store(true)
+		a.stage.Store(stageSettling)
+		d.unstarted(a)
+		w.settles.put(usedUp(a, d.b, w.cfg.Lease))
+		return
+	}
+	if !d.granted(a) {
+		w.releaseUnstarted(a)
+	}
+}
+
+// limit is how many attempts a task of the type has: the row's, else biz_type's, else the command's.
+func (d *dispatcher) limit(row int) int {
+	if row > 0 {
+		return row
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.typeMaxAttempts > 0 {
+		return d.typeMaxAttempts
+	}
+	return d.b.maxAttempts
+}
+
+// giveUp returns a message whose row was not claimed.
+func (w *Worker) giveUp(a *attempt, delay time.Duration) {
+	w.held.release(a)
+	a.nak(delay)
+	a.lane.d.refused(a)
+}

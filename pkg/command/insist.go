@@ -1,0 +1,81 @@
+package command
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/taskrelay/taskrelay/internal/pg"
+)
+
+// Parts of the worker whose troubles Ready reports.
+const (
+	partClaim  = "claim"
+	partSettle = "settle"
+)
+
+// insist runs f with backoff until it is answered, or until ctx ends after a failure. A try is not cut off by ctx:
+// a claim or a settle whose answer nobody reads costs a lease.
+// Postgres being away marks nothing as failed.
+func (w *Worker) insist(ctx context.Context, part string, f func(context.Context) error) error {
+	retry := newBackOff(50*time.Millisecond, 5*time.Second)
+	for failures := 0; ; failures++ {
+		err := w.try(f)
+		if err == nil {
+			if failures > 0 {
+				w.health.clear(part)
+				w.log.Info().Int("count", failures).Msg(part + " works again")
+			}
+			return nil
+		}
+		if part == partSettle && refused(err) {
+			w.health.clear(part)
+			return err // an answer: the settler splits the batch
+		}
+		if w.background.Err() != nil {
+			return w.background.Err()
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		w.health.set(part, err, 0)
+		if failures%20 == 0 {
+			w.log.Warn().Err(err).Int("count", failures+1).Msg(part + " failed, trying again")
+		}
+		sleep(ctx, retry.NextBackOff())
+	}
+}
+
+// try bounds one try: a connection that hangs must not hold a batch for ever.
+func (w *Worker) try(f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(w.background, max(w.cfg.Lease, 10*time.Second))
+	defer cancel()
+	return f(ctx)
+}
+
+// refused reports whether Postgres refused a value: data exception (22) or integrity violation (23).
+func refused(err error) bool {
+	code := pg.Code(err)
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23")
+}
+
+// newBackOff paces a loop that never gives up.
+func newBackOff(first, limit time.Duration) *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(first),
+		backoff.WithMaxInterval(limit),
+		backoff.WithMaxElapsedTime(0), // by default it gives up after 15 minutes
+	)
+}
+
+// sleep waits for d or the end of ctx.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}

@@ -1,0 +1,355 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/taskrelay/taskrelay/internal/pg"
+)
+
+// settleSQL writes back a batch of outcomes and logs the attempts, where the row still runs under the attempt's
+// token. What it does not return was locked, has moved on, or was settled already.
+//
+// A row that once had republish_at keeps one until it is final, so that a message lost later is found. One that never
+// had any gets none: then a success changes no indexed column and the update is HOT.
+const settleSQL = `-- taskrelay: settle
+WITH picked AS (
+  SELECT m.*, t.*,
+    CASE
+      WHEN t.cancel AND m.action IN ('nak', 'handback') THEN 'cancelled'
+      WHEN m.action <> 'fail' THEN m.action
+      -- This worker has no Compensate, but another one may: a rolling deploy.
+      WHEN t.phase = 'execute' AND EXISTS (
+        SELECT FROM {{schema}}.biz_type AS b WHERE b.biz_type = t.biz_type AND b.compensates) THEN 'compensate'
+      ELSE 'dead'
+    END AS act
+  FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::text[],
+      $9::text[], $10::text[], $11::boolean[], $12::boolean[])
+    WITH ORDINALITY AS m(id, token, action, outcome, delay_us, class, error, stack, result, reason, logged, counted, ord)
+  CROSS JOIN LATERAL (
+    SELECT t.ctid AS tid, t.biz_type, t.biz_id, t.phase, t.cancel_requested_at IS NOT NULL AS cancel,
+      t.generation AS was_generation, t.attempt AS was_attempt, t.lease_owner AS owner, t.started_at AS began,
+      now() + m.delay_us * interval '1 microsecond' AS due
+    FROM {{schema}}.task AS t
+    WHERE t.id = m.id
+      AND t.lease_token = m.token
+      AND t.status = 'running'
+    FOR UPDATE {{skip}}
+  ) AS t
+), settled AS (
+  UPDATE {{schema}}.task AS t
+  SET status = CASE p.act WHEN 'succeeded' THEN 'succeeded' WHEN 'dead' THEN 'dead' WHEN 'cancelled' THEN 'cancelled'
+      WHEN 'compensate' THEN 'pending' ELSE 'retrying' END,
+    generation = t.generation + CASE WHEN p.act IN ('handback', 'compensate') THEN 1 ELSE 0 END,
+    looks = CASE WHEN p.act IN ('handback', 'compensate') THEN 0 ELSE t.looks END,
+    attempt = CASE WHEN p.act = 'compensate' THEN 0 WHEN p.counted THEN t.attempt ELSE t.attempt - 1 END,
+    phase = CASE WHEN p.act = 'compensate' THEN 'compensate' ELSE t.phase END,
+    lease_owner = NULL, lease_token = NULL, lease_until = NULL,
+    next_attempt_at = CASE WHEN p.act IN ('nak', 'handback', 'compensate') THEN p.due END,
+    republish_at = CASE
+      WHEN p.act IN ('handback', 'compensate') THEN p.due
+      WHEN p.act = 'nak' AND t.republish_at IS NOT NULL THEN p.due + interval '10 minutes' END,
+    last_error = CASE
+      WHEN p.act = 'succeeded' THEN NULL
+      WHEN p.act = 'dead' AND p.outcome = 'succeeded' THEN t.cause
+      ELSE coalesce(p.error, t.last_error) END,
+    error_class = CASE WHEN p.act = 'succeeded' THEN NULL ELSE coalesce(p.class, t.error_class) END,
+    result = CASE WHEN p.act = 'succeeded' THEN p.result::json ELSE t.result END,
+    finished_at = CASE WHEN p.act IN ('succeeded', 'dead', 'cancelled') THEN now() END,
+    dead_at = CASE WHEN p.act = 'dead' THEN now() END,
+    dead_lettered_at = CASE WHEN p.act = 'dead' THEN NULL ELSE t.dead_lettered_at END,
+    dead_reason = CASE
+      WHEN p.act = 'compensate' THEN p.reason
+      WHEN p.act = 'dead' AND p.outcome = 'succeeded' THEN t.dead_reason
+      WHEN p.act = 'dead' THEN p.reason
+      WHEN p.act = 'succeeded' THEN NULL
+      ELSE t.dead_reason END,
+    compensation = CASE
+      WHEN p.act = 'compensate' THEN 'pending'
+      WHEN p.act = 'dead' AND p.phase = 'compensate' THEN CASE p.outcome WHEN 'succeeded' THEN 'done' ELSE 'failed' END
+      ELSE t.compensation END,
+    compensations = t.compensations
+      + CASE WHEN p.act = 'dead' AND p.phase = 'compensate' AND p.outcome = 'succeeded' THEN 1 ELSE 0 END,
+    cause = CASE WHEN p.act = 'compensate' THEN coalesce(p.error, t.last_error) ELSE t.cause END,
+    execute_attempts = CASE WHEN p.act = 'compensate'
+      THEN CASE WHEN p.counted THEN t.attempt ELSE t.attempt - 1 END ELSE t.execute_attempts END
+  FROM picked AS p
+  WHERE t.ctid = p.tid
+  RETURNING p.ord, p.act, p.logged, t.id, p.token, p.biz_type, p.biz_id, p.phase, p.was_generation, p.was_attempt,
+    p.owner, p.outcome, p.class, p.error, p.stack, p.began
+), written AS (
+  INSERT INTO {{schema}}.task_attempt (task_id, lease_token, biz_type, biz_id, generation, phase, attempt, worker,
+    outcome, error_class, error, stack, started_at, finished_at)
+  SELECT s.id, s.token, s.biz_type, s.biz_id, s.was_generation, s.phase, s.was_attempt, s.owner, s.outcome, s.class,
+    s.error, s.stack, coalesce(s.began, now()), now()
+  FROM settled AS s
+  WHERE s.logged
+  ON CONFLICT (task_id, lease_token) DO NOTHING
+)
+SELECT s.ord, s.act FROM settled AS s`
+
+// lookUpSQL tells of attempts that a settle did not return whether the row still waits for it (it was locked), or
+// how the attempt is logged.
+const lookUpSQL = `-- taskrelay: look up attempts
+SELECT m.ord,
+  EXISTS (SELECT FROM {{schema}}.task AS t WHERE t.id = m.id AND t.lease_token = m.token AND t.status = 'running'),
+  coalesce((SELECT a.outcome FROM {{schema}}.task_attempt AS a WHERE a.task_id = m.id AND a.lease_token = m.token), '')
+FROM unnest($1::bigint[], $2::bigint[]) WITH ORDINALITY AS m(id, token, ord)`
+
+// staleSQL logs a result that came after its lease was lost: nothing else may remember that the call was made.
+const staleSQL = `-- taskrelay: log stale attempt
+INSERT INTO {{schema}}.task_attempt AS a (task_id, lease_token, biz_type, biz_id, generation, phase, attempt, worker,
+  outcome, error_class, error, stack, started_at, finished_at)
+VALUES ($1::bigint, $2::bigint, $3::text, nullif($4::text, ''), $5::int, $6::text, $7::int, $8::text,
+  'stale', $9::text, $10::text, $11::text, now() - $12::bigint * interval '1 microsecond', now())
+ON CONFLICT (task_id, lease_token) DO UPDATE
+SET outcome = 'stale', error_class = excluded.error_class, error = excluded.error, stack = excluded.stack,
+  finished_at = excluded.finished_at
+WHERE a.outcome = 'lost'`
+
+// settleLoop settles batches until ctx ends.
+func (w *Worker) settleLoop(ctx context.Context) {
+	var buf []*settlement
+	for {
+		batch := w.settles.take(ctx, batchSize, buf[:0])
+		if batch == nil {
+			return
+		}
+		w.settle(ctx, batch)
+		clear(batch)
+		buf = batch
+	}
+}
+
+// lockedLoop settles, one at a time and waiting for the lock, what a batch found locked: by the transaction of a
+// Complete, an operator's statement, or a person in psql. It goes round until the lock is gone.
+func (w *Worker) lockedLoop(ctx context.Context) {
+	var buf []*settlement
+	for {
+		batch := w.locked.take(ctx, 1, buf[:0])
+		if batch == nil {
+			return
+		}
+		s := batch[0]
+		acts, err := w.settleRows(batch, w.sql.settleLocked, lockTimeout)
+		switch {
+		case err == nil && acts[0] != "":
+			w.settled(s, acts[0])
+		case err == nil:
+			w.lookUp(ctx, batch)
+		case refused(err):
+			w.mendRefused(s, err)
+		case pg.Code(err) == "55P03": // lock not available
+			w.locked.put(s)
+		default:
+			w.complain("locked settle", func() { w.log.Warn().Err(err).Int64("task_id", s.a.id).Msg("settle failed, trying again") })
+			w.locked.put(s)
+			sleep(ctx, time.Second)
+		}
+		buf = batch
+	}
+}
+
+const lockTimeout = `SELECT set_config('lock_timeout', '1s', true)`
+
+// settle writes back a batch and answers its messages.
+func (w *Worker) settle(ctx context.Context, batch []*settlement) {
+	var acts []string
+	err := w.insist(ctx, partSettle, func(context.Context) (err error) {
+		acts, err = w.settleRows(batch, w.sql.settle, "")
+		return err
+	})
+	if err != nil && refused(err) {
+		// One row's value was refused, and the statement with it. Halving finds it without keeping its neighbours
+		// waiting for long.
+		if len(batch) == 1 {
+			w.mendRefused(batch[0], err)
+			return
+		}
+		w.settle(ctx, batch[:len(batch)/2])
+		w.settle(ctx, batch[len(batch)/2:])
+		return
+	}
+	if err != nil {
+		return // the worker is stopping and Postgres is away: the leases end, the attempts count as lost
+	}
+	var open []*settlement
+	var settled counts
+	for i, s := range batch {
+		if acts[i] == "" {
+			open = append(open, s)
+			continue
+		}
+		w.answer(s, acts[i])
+		settled.add(s)
+	}
+	settled.report()
+	w.lookUp(ctx, open)
+}
+
+// settleRows runs a settle statement and returns, by position, what it did ("": nothing).
+func (w *Worker) settleRows(batch []*settlement, sql, local string) ([]string, error) {
+	n := len(batch)
+	ids, tokens, delays := make([]int64, n), make([]int64, n), make([]int64, n)
+	actions, outcomes := make([]string, n), make([]string, n)
+	classes, texts, stacks := make([]*string, n), make([]*string, n), make([]*string, n)
+	results, reasons := make([]*string, n), make([]*string, n)
+	logged, counted := make([]bool, n), make([]bool, n)
+	for i, s := range batch {
+		ids[i], tokens[i], delays[i] = s.a.id, s.a.token, s.delay.Microseconds()
+		actions[i], outcomes[i] = s.action, s.outcome
+		classes[i], texts[i], stacks[i] = orNull(s.class), orNull(s.text), orNull(s.stack)
+		if s.result != nil {
+			r := string(s.result)
+			results[i] = &r
+		}
+		reasons[i], logged[i], counted[i] = orNull(s.reason), s.logged, s.counted
+	}
+	args := []any{ids, tokens, actions, outcomes, delays, classes, texts, stacks, results, reasons, logged, counted}
+	acts := make([]string, n)
+	err := w.try(func(ctx context.Context) error {
+		return pg.QueryLocal(ctx, w.pool, local, sql, args, func(r pgx.Rows) error {
+			var ord int64
+			var act string
+			if err := r.Scan(&ord, &act); err != nil {
+				return err
+			}
+			acts[ord-1] = act
+			return nil
+		})
+	})
+	return acts, err
+}
+
+func orNull(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// mendRefused makes a failed attempt of a settlement whose values Postgres would not store.
+func (w *Worker) mendRefused(s *settlement, cause error) {
+	w.stats.Refused.Add(1)
+	log := w.log.Error().Err(cause).Int64("task_id", s.a.id).Str("biz_type", s.a.lane.bizType).Int("attempt", s.a.number)
+	if s.refused {
+		log.Msg("settle refused twice, left to the end of its lease")
+		w.forget(s)
+		return
+	}
+	log.Msg("outcome refused by Postgres, settled as a failed attempt")
+	d := s.a.lane.d
+	end := ending{outcome: outcomeFailed, err: &classError{class: classResult,
+		err: fmt.Errorf("outcome refused by Postgres: %w", cause)}}
+	mended := decide(s.a, d.b, end, w.cfg.Lease, s.a.lane.park)
+	mended.elapsed, mended.refused = s.elapsed, true
+	w.settles.put(mended)
+}
+
+// lookUp finds out why attempts were not settled. Locked ones wait for their lock; those that this very token has
+// settled (the answer was lost, or Complete did it) are answered; the rest is stale.
+func (w *Worker) lookUp(ctx context.Context, open []*settlement) {
+	if len(open) == 0 {
+		return
+	}
+	ids, tokens := make([]int64, len(open)), make([]int64, len(open))
+	for i, s := range open {
+		ids[i], tokens[i] = s.a.id, s.a.token
+	}
+	waiting, outcomes := make([]bool, len(open)), make([]string, len(open))
+	err := w.insist(ctx, "look up", func(ctx context.Context) error {
+		return pg.Query(ctx, w.pool, w.sql.lookUp, []any{ids, tokens}, func(r pgx.Rows) error {
+			var ord int64
+			var held bool
+			var outcome string
+			if err := r.Scan(&ord, &held, &outcome); err != nil {
+				return err
+			}
+			waiting[ord-1], outcomes[ord-1] = held, outcome
+			return nil
+		})
+	})
+	if err != nil {
+		return
+	}
+	for i, s := range open {
+		switch {
+		case waiting[i]:
+			w.locked.put(s)
+		case outcomes[i] != "" && outcomes[i] != outcomeLost && outcomes[i] != outcomeStale:
+			act := s.action
+			if outcomes[i] == outcomeSucceeded && s.outcome != outcomeSucceeded { // the transaction of Complete
+				act, s.outcome, s.text = actSucceeded, outcomeSucceeded, ""
+			}
+			w.settled(s, act)
+		default:
+			w.stale(ctx, s)
+		}
+	}
+}
+
+// stale logs a result that came too late. The message is not acknowledged: it belongs to whoever has the row now.
+func (w *Worker) stale(ctx context.Context, s *settlement) {
+	a := s.a
+	if s.logged {
+		w.stats.Stale.Add(1)
+		w.log.Warn().Int64("task_id", a.id).Str("biz_type", a.lane.bizType).Int("attempt", a.number).
+			Str("outcome", s.outcome).Msg("result came after its lease was lost, logged as stale")
+		err := w.insist(ctx, "log stale attempt", func(ctx context.Context) error {
+			return pg.Exec(ctx, w.pool, w.sql.stale, a.id, a.token, a.lane.bizType, a.bizID, a.generation, a.phase,
+				a.number, w.cfg.Name, orNull(s.class), orNull(s.text), orNull(s.stack), s.elapsed.Microseconds())
+		})
+		if err != nil {
+			w.log.Warn().Err(err).Int64("task_id", a.id).Msg("stale attempt not logged")
+		}
+	}
+	w.forget(s)
+}
+
+// forget ends the worker's part in an attempt without answering its message.
+func (w *Worker) forget(s *settlement) {
+	w.held.release(s.a)
+	s.a.lane.d.settled(1)
+}
+
+// settled answers a single attempt.
+func (w *Worker) settled(s *settlement, act string) {
+	w.answer(s, act)
+	s.a.lane.d.settled(1)
+}
+
+// answer acknowledges the message of a settled attempt, or parks it until its retry.
+func (w *Worker) answer(s *settlement, act string) {
+	a := s.a
+	w.held.release(a) // before the nak: its copy may come back at once
+	if act == actNak {
+		a.nak(s.delay)
+	} else {
+		a.ack()
+	}
+	w.report(s, act)
+}
+
+// counts adds up settled attempts by type, so that a batch takes each dispatcher's lock once.
+type counts struct {
+	d *dispatcher
+	n int
+}
+
+func (c *counts) add(s *settlement) {
+	if d := s.a.lane.d; d != c.d {
+		c.report()
+		c.d = d
+	}
+	c.n++
+}
+
+func (c *counts) report() {
+	if c.n > 0 {
+		c.d.settled(c.n)
+	}
+	c.n = 0
+}
