@@ -82,7 +82,7 @@ CREATE TABLE taskrelay.task (
     CONSTRAINT task_biz_id_key UNIQUE (biz_type, biz_id)
 ) WITH (
     -- A batch claims whole pages, so a page needs room for two copies of its rows: then claim and settle are HOT.
-    fillfactor = 45,
+    fillfactor = 30,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
     autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0.05

@@ -41,7 +41,6 @@ type attempt struct {
 	ended     atomic.Bool  // whoever sets it decides the outcome; a later one is discarded
 	completed atomic.Bool  // Complete has settled it in the handler's transaction, which may yet roll back
 	lost      atomic.Bool  // a heartbeat found another token in the row
-	leaked    atomic.Bool  // the handler outlived its timeout by a lease
 }
 
 const (

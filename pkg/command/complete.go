@@ -57,7 +57,8 @@ func Complete[P any](ctx context.Context, tx pgx.Tx, t *Task[P]) error {
 		return fmt.Errorf("complete task %d: the transaction is %s, it must be read committed: begin it with pgx.TxOptions{IsoLevel: pgx.ReadCommitted}", t.ID, level)
 	}
 	var n int
-	if err := tx.QueryRow(ctx, a.lane.w.sql.complete, a.id, a.token, a.lane.w.cfg.Name).Scan(&n); err != nil {
+	// Not a cached statement: its plan is to be made for the table as it is now.
+	if err := tx.QueryRow(ctx, a.lane.w.sql.complete, pgx.QueryExecModeExec, a.id, a.token, a.lane.w.cfg.Name).Scan(&n); err != nil {
 		return fmt.Errorf("complete task %d: %w", t.ID, err)
 	}
 	if n == 0 {

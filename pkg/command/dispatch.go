@@ -48,7 +48,6 @@ type dispatcher struct {
 	// What operators set in biz_type, read again every ten seconds.
 	typeMaxAttempts int // 0: not set
 	typeConcurrency int // 0: not set; over all workers
-	compensates     bool
 	workers         int // alive with this type, this one included
 }
 
@@ -139,8 +138,9 @@ func (d *dispatcher) want(l *lane) int {
 		free = d.lowShare() - d.lowBusy - low - l.requested
 	}
 	if d.b.rate > 0 {
+		// Not less what the other lane has asked for: an idle lane's request would keep this one waiting.
 		d.fillTokens()
-		free = min(free, int(d.tokens)-high-low-d.lanes[0].requested-d.lanes[1].requested)
+		free = min(free, int(d.tokens)-high-low-l.requested)
 		if free <= 0 {
 			d.wakeForToken()
 		}

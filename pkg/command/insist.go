@@ -14,6 +14,7 @@ import (
 const (
 	partClaim  = "claim"
 	partSettle = "settle"
+	partStale  = "log stale attempt"
 )
 
 // insist runs f with backoff until it is answered, or until ctx ends after a failure. A try is not cut off by ctx:
@@ -30,7 +31,7 @@ func (w *Worker) insist(ctx context.Context, part string, f func(context.Context
 			}
 			return nil
 		}
-		if part == partSettle && refused(err) {
+		if (part == partSettle || part == partStale) && refused(err) {
 			w.health.clear(part)
 			return err // an answer: the settler splits the batch
 		}

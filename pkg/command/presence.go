@@ -37,7 +37,7 @@ SET host = excluded.host, pid = excluded.pid, version = excluded.version, biz_ty
   running = excluded.running, seen_at = now()`
 
 const readTypesSQL = `-- taskrelay: read biz types
-SELECT b.biz_type, coalesce(b.max_attempts, 0), coalesce(b.concurrency, 0), b.compensates,
+SELECT b.biz_type, coalesce(b.max_attempts, 0), coalesce(b.concurrency, 0),
   (SELECT count(*) FROM {{schema}}.worker AS w
    WHERE w.seen_at > now() - interval '30 seconds' AND b.biz_type = ANY (w.biz_types))::int
 FROM {{schema}}.biz_type AS b
@@ -74,15 +74,12 @@ func (w *Worker) sayAlive(ctx context.Context) error {
 	if err := pg.Exec(ctx, w.pool, w.sql.sayAlive, w.cfg.Name, hostname(), os.Getpid(), w.cfg.Version, types, running); err != nil {
 		return err
 	}
-	type typeRow struct {
-		maxAttempts, concurrency, workers int
-		compensates                       bool
-	}
+	type typeRow struct{ maxAttempts, concurrency, workers int }
 	found := make(map[string]typeRow, len(types))
 	err := pg.Query(ctx, w.pool, w.sql.readTypes, []any{types}, func(r pgx.Rows) error {
 		var name string
 		var t typeRow
-		if err := r.Scan(&name, &t.maxAttempts, &t.concurrency, &t.compensates, &t.workers); err != nil {
+		if err := r.Scan(&name, &t.maxAttempts, &t.concurrency, &t.workers); err != nil {
 			return err
 		}
 		found[name] = t

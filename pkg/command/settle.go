@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/taskrelay/taskrelay/internal/pg"
 )
@@ -47,6 +48,8 @@ WITH picked AS (
     looks = CASE WHEN p.act IN ('handback', 'compensate') THEN 0 ELSE t.looks END,
     attempt = CASE WHEN p.act = 'compensate' THEN 0 WHEN p.counted THEN t.attempt ELSE t.attempt - 1 END,
     phase = CASE WHEN p.act = 'compensate' THEN 'compensate' ELSE t.phase END,
+    -- A request to cancel ends retries; it must not call off the undoing of what was done.
+    cancel_requested_at = CASE WHEN p.act = 'compensate' THEN NULL ELSE t.cancel_requested_at END,
     lease_owner = NULL, lease_token = NULL, lease_until = NULL,
     next_attempt_at = CASE WHEN p.act IN ('nak', 'handback', 'compensate') THEN p.due END,
     republish_at = CASE
@@ -60,7 +63,7 @@ WITH picked AS (
     result = CASE WHEN p.act = 'succeeded' THEN p.result::json ELSE t.result END,
     finished_at = CASE WHEN p.act IN ('succeeded', 'dead', 'cancelled') THEN now() END,
     dead_at = CASE WHEN p.act = 'dead' THEN now() END,
-    dead_lettered_at = CASE WHEN p.act = 'dead' THEN NULL ELSE t.dead_lettered_at END,
+    dead_lettered_at = CASE WHEN p.act IN ('succeeded', 'dead', 'cancelled') THEN NULL ELSE t.dead_lettered_at END,
     dead_reason = CASE
       WHEN p.act = 'compensate' THEN p.reason
       WHEN p.act = 'dead' AND p.outcome = 'succeeded' THEN t.dead_reason
@@ -134,7 +137,7 @@ func (w *Worker) lockedLoop(ctx context.Context) {
 			return
 		}
 		s := batch[0]
-		acts, err := w.settleRows(batch, w.sql.settleLocked, lockTimeout)
+		acts, err := w.settleRows(batch, w.sql.settleLocked, pg.QueryLocked)
 		switch {
 		case err == nil && acts[0] != "":
 			w.settled(s, acts[0])
@@ -153,13 +156,11 @@ func (w *Worker) lockedLoop(ctx context.Context) {
 	}
 }
 
-const lockTimeout = `SELECT set_config('lock_timeout', '1s', true)`
-
 // settle writes back a batch and answers its messages.
 func (w *Worker) settle(ctx context.Context, batch []*settlement) {
 	var acts []string
 	err := w.insist(ctx, partSettle, func(context.Context) (err error) {
-		acts, err = w.settleRows(batch, w.sql.settle, "")
+		acts, err = w.settleRows(batch, w.sql.settle, pg.Query)
 		return err
 	})
 	if err != nil && refused(err) {
@@ -190,8 +191,11 @@ func (w *Worker) settle(ctx context.Context, batch []*settlement) {
 	w.lookUp(ctx, open)
 }
 
+// queryFunc is pg.Query or a variant of it.
+type queryFunc func(context.Context, *pgxpool.Pool, string, []any, func(pgx.Rows) error) error
+
 // settleRows runs a settle statement and returns, by position, what it did ("": nothing).
-func (w *Worker) settleRows(batch []*settlement, sql, local string) ([]string, error) {
+func (w *Worker) settleRows(batch []*settlement, sql string, query queryFunc) ([]string, error) {
 	n := len(batch)
 	ids, tokens, delays := make([]int64, n), make([]int64, n), make([]int64, n)
 	actions, outcomes := make([]string, n), make([]string, n)
@@ -211,7 +215,7 @@ func (w *Worker) settleRows(batch []*settlement, sql, local string) ([]string, e
 	args := []any{ids, tokens, actions, outcomes, delays, classes, texts, stacks, results, reasons, logged, counted}
 	acts := make([]string, n)
 	err := w.try(func(ctx context.Context) error {
-		return pg.QueryLocal(ctx, w.pool, local, sql, args, func(r pgx.Rows) error {
+		return query(ctx, w.pool, sql, args, func(r pgx.Rows) error {
 			var ord int64
 			var act string
 			if err := r.Scan(&ord, &act); err != nil {
@@ -298,7 +302,7 @@ func (w *Worker) stale(ctx context.Context, s *settlement) {
 		w.stats.Stale.Add(1)
 		w.log.Warn().Int64("task_id", a.id).Str("biz_type", a.lane.bizType).Int("attempt", a.number).
 			Str("outcome", s.outcome).Msg("result came after its lease was lost, logged as stale")
-		err := w.insist(ctx, "log stale attempt", func(ctx context.Context) error {
+		err := w.insist(ctx, partStale, func(ctx context.Context) error {
 			return pg.Exec(ctx, w.pool, w.sql.stale, a.id, a.token, a.lane.bizType, a.bizID, a.generation, a.phase,
 				a.number, w.cfg.Name, orNull(s.class), orNull(s.text), orNull(s.stack), s.elapsed.Microseconds())
 		})

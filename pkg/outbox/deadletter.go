@@ -100,9 +100,8 @@ func (r *Relay) publishLetters(ctx context.Context, dead []deadTask, replay bool
 		return nil
 	}
 	type outcome struct {
-		letter  published
-		events  []published
-		pending int
+		letter published
+		events []published
 	}
 	outcomes := make([]outcome, len(dead))
 	var mu sync.Mutex

@@ -103,12 +103,12 @@ func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
 		}
 		k.repositioned = now
 	}
-	if now.After(k.discover) {
+	if now = time.Now(); now.After(k.discover) {
 		if err := r.discoverLanes(ctx); err != nil {
 			return 0, err
 		}
-		// The scan costs with the number of lanes: it may take 2 % of the time.
-		k.discover = time.Now().Add(min(max(50*time.Since(now), laneTick), 5*time.Second))
+		// The scan costs with the number of types [300: 3 ms]: it may take a few percent of the time.
+		k.discover = time.Now().Add(min(max(20*time.Since(now), laneTick), time.Second))
 	}
 	if err := r.shareLanes(ctx, false); err != nil {
 		return 0, err
@@ -164,18 +164,20 @@ func (r *Relay) readSettings(ctx context.Context) error {
 	return nil
 }
 
-// discoverSQL walks task_lane from one lane to the next instead of over its rows, and adds what is new.
+// discoverSQL walks task_lane from one type to the next instead of over its rows, and makes both lanes of each type
+// that is new, also of types that workers have registered: then the first task of a lane does not wait to be found.
 const discoverSQL = `-- taskrelay: discover lanes
 WITH RECURSIVE found AS (
-  (SELECT t.biz_type, t.priority FROM {{schema}}.task AS t ORDER BY t.biz_type, t.priority LIMIT 1)
+  (SELECT t.biz_type FROM {{schema}}.task AS t ORDER BY t.biz_type LIMIT 1)
   UNION ALL
-  SELECT n.biz_type, n.priority FROM found AS f CROSS JOIN LATERAL (
-    SELECT t.biz_type, t.priority FROM {{schema}}.task AS t
-    WHERE (t.biz_type, t.priority) > (f.biz_type, f.priority) ORDER BY t.biz_type, t.priority LIMIT 1) AS n
+  SELECT n.biz_type FROM found AS f CROSS JOIN LATERAL (
+    SELECT t.biz_type FROM {{schema}}.task AS t WHERE t.biz_type > f.biz_type ORDER BY t.biz_type LIMIT 1) AS n
 )
 INSERT INTO {{schema}}.lane (biz_type, priority)
-SELECT f.biz_type, f.priority FROM found AS f
-WHERE NOT EXISTS (SELECT FROM {{schema}}.lane AS l WHERE l.biz_type = f.biz_type AND l.priority = f.priority)
+SELECT d.biz_type, p.priority
+FROM (SELECT f.biz_type FROM found AS f UNION SELECT b.biz_type FROM {{schema}}.biz_type AS b) AS d
+CROSS JOIN (VALUES ('high'), ('low')) AS p(priority)
+WHERE NOT EXISTS (SELECT FROM {{schema}}.lane AS l WHERE l.biz_type = d.biz_type AND l.priority = p.priority)
 ON CONFLICT DO NOTHING`
 
 func (r *Relay) discoverLanes(ctx context.Context) error {
@@ -355,6 +357,7 @@ func (r *Relay) takeLanes(ctx context.Context, keys []laneKey) error {
 		return errOtherIncarnation
 	}
 	for _, l := range taken {
+		r.restartLow(l) // before it publishes anything: what it will publish is not lost
 		r.lanes[l.laneKey] = l
 		r.log.Debug().Str("biz_type", l.bizType).Str("priority", l.priority).Int64("fence", l.fence).Msg("lane taken")
 	}

@@ -178,13 +178,6 @@ func (p *publisher) drain(ctx context.Context, atMost time.Duration) {
 	}
 }
 
-// publishWait is publish for a caller that has nothing else to do.
-func (p *publisher) publishWait(m *nats.Msg, stream, id string) published {
-	c := make(chan published, 1)
-	p.publish(m, stream, id, func(r published) { c <- r })
-	return <-c
-}
-
 func (p *publisher) receive(m *nats.Msg) {
 	token, err := strconv.ParseUint(m.Subject[len(p.inbox):], 36, 64)
 	if err != nil {

@@ -335,10 +335,20 @@ func isFatal(err error) bool {
 }
 
 func (r *Relay) query(ctx context.Context, sql string, args []any, scan func(pgx.Rows) error) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	return pg.Query(ctx, r.pool, r.cfg.Schema.Render(sql), args, scan)
 }
+
+// queryCached is query for the statements of every poll.
+func (r *Relay) queryCached(ctx context.Context, sql string, args []any, scan func(pgx.Rows) error) error {
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	return pg.QueryCached(ctx, r.pool, r.cfg.Schema.Render(sql), args, scan)
+}
+
+// queryTimeout bounds one statement: a connection that hangs must not hold a loop for ever.
+const queryTimeout = 30 * time.Second
 
 func (r *Relay) exec(ctx context.Context, sql string, args ...any) error {
 	return r.query(ctx, sql, args, func(pgx.Rows) error { return nil })

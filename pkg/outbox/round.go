@@ -138,7 +138,7 @@ func (r *Relay) takeTarget(ctx context.Context) (position, error) {
 	var p position
 	var incarnation *string
 	var standby bool
-	err := r.query(ctx, targetSQL, nil, func(rows pgx.Rows) error {
+	err := r.queryCached(ctx, targetSQL, nil, func(rows pgx.Rows) error {
 		return rows.Scan(&p.snapshot, &p.at, &incarnation, &standby)
 	})
 	if pg.Code(err) == "0A000" {
@@ -211,7 +211,7 @@ func (r *Relay) readRows(ctx context.Context, reads []laneRead) (pagesRead, erro
 	}
 	got := pagesRead{rows: make([][]pageRow, n), cut: -1}
 	var size int
-	err := r.query(ctx, readSQL, []any{types, priorities, s, s2, t2, kx, ki, kr, kri, limit}, func(rows pgx.Rows) error {
+	err := r.queryCached(ctx, readSQL, []any{types, priorities, s, s2, t2, kx, ki, kr, kri, limit}, func(rows pgx.Rows) error {
 		if size > readBytes {
 			return nil
 		}

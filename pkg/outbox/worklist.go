@@ -112,7 +112,7 @@ func (r *Relay) serveWorkList(ctx context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	var next *int64
-	err = r.query(ctx, nextOnListSQL, []any{types, priorities}, func(rows pgx.Rows) error { return rows.Scan(&next) })
+	err = r.queryCached(ctx, nextOnListSQL, []any{types, priorities}, func(rows pgx.Rows) error { return rows.Scan(&next) })
 	if err != nil {
 		return 0, fmt.Errorf("next on work list: %w", err)
 	}

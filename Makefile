@@ -1,0 +1,74 @@
+# What a person or CI runs. Each target installs what it needs and this machine lacks: into ./.bin, and Postgres from
+# the distribution.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+BIN         := $(CURDIR)/.bin
+NATSCLI     := v0.5.0
+STATICCHECK := v0.8.2
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+DEMO_FLAGS  ?=
+TEST_FLAGS  ?= -timeout 12m
+
+export PATH := $(BIN):$(PATH)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: postgres $(BIN)/nats build ## see the whole path at work: one process, a throw-away Postgres, an embedded NATS
+	@$(BIN)/taskrelay dev --demo $(DEMO_FLAGS)
+
+.PHONY: test
+test: postgres ## run all tests, on real servers that the tests start themselves
+	go test $(TEST_FLAGS) ./...
+
+.PHONY: build
+build: ## build relay, worker and taskrelay into ./.bin
+	@mkdir -p $(BIN)
+	@# Plain flags, so that tests find the same packages in the build cache. The image is built by the Dockerfile.
+	go build -ldflags "-X main.version=$(VERSION)" -o $(BIN)/ ./cmd/...
+
+.PHONY: race
+race: postgres ## run all tests with the race detector
+	go test -race $(TEST_FLAGS) ./...
+
+.PHONY: vet
+vet: ## go vet
+	go vet ./...
+
+.PHONY: lint
+lint: vet $(BIN)/staticcheck-$(STATICCHECK) ## vet, gofmt, staticcheck, and whether go.mod is tidy
+	@unformatted=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \
+	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w:"; echo "$$unformatted"; exit 1; fi
+	$(BIN)/staticcheck-$(STATICCHECK) ./...
+	go mod tidy -diff
+
+.PHONY: ci
+ci: ## what CI runs
+	bash .ci/run
+
+.PHONY: postgres
+postgres: ## install the programs of a Postgres server when there are none (starts nothing)
+	@scripts/ensure-postgres
+
+.PHONY: tools
+tools: $(BIN)/nats $(BIN)/staticcheck-$(STATICCHECK) ## install the nats CLI and staticcheck into ./.bin
+
+.PHONY: clean
+clean: ## remove ./.bin
+	rm -rf $(BIN)
+
+$(BIN)/nats:
+	@echo "installing the nats CLI $(NATSCLI) into ./.bin (a minute or two, once)"
+	@mkdir -p $(BIN)
+	GOBIN=$(BIN) go install github.com/nats-io/natscli/nats@$(NATSCLI)
+
+# The version is in the file's name, so that a new one here is installed.
+$(BIN)/staticcheck-$(STATICCHECK):
+	@mkdir -p $(BIN)
+	GOBIN=$(BIN) go install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK)
+	@mv $(BIN)/staticcheck $@

@@ -1,0 +1,164 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
+
+	"github.com/taskrelay/taskrelay/pkg/outbox"
+)
+
+func (a *app) enqueueCommand() *cobra.Command {
+	var (
+		payload, bizID, at string
+		in                 time.Duration
+		high, low          bool
+		maxAttempts        int
+		headers            []string
+	)
+	c := &cobra.Command{
+		Use:   "enqueue TYPE",
+		Short: "Write a task",
+		Long: `enqueue writes a task in a transaction of its own. With --biz-id a task is made once: when there is one already, its
+id is printed, nothing changes, and the exit code is 0.`,
+		Example: `  taskrelay enqueue ORDER_PAYMENT --biz-id O-1 --payload '{"amount": 12345678901234567890.10}'
+  taskrelay enqueue REFUND_CARD --payload @refund.json --high --in 5m
+  generate | taskrelay enqueue REPORT --payload - --at 2026-12-01T09:00:00Z --header tenant=acme`,
+		Args: args(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, argv []string) error {
+			p, err := a.printer()
+			if err != nil {
+				return err
+			}
+			if c.Flags().Changed("in") && c.Flags().Changed("at") {
+				return usage("--in and --at: give one of them")
+			}
+			if high && low {
+				return usage("--high and --low: give one of them")
+			}
+			body, err := a.payload(payload)
+			if err != nil {
+				return err
+			}
+			var opts []outbox.Option
+			if c.Flags().Changed("biz-id") {
+				opts = append(opts, outbox.BizID(bizID))
+			}
+			if high {
+				opts = append(opts, outbox.High())
+			}
+			if low {
+				opts = append(opts, outbox.Low())
+			}
+			if c.Flags().Changed("in") {
+				opts = append(opts, outbox.In(in))
+			}
+			if c.Flags().Changed("at") {
+				t, err := time.Parse(time.RFC3339, at)
+				if err != nil {
+					return usage("--at %q: expected a time such as 2026-12-01T09:00:00Z or 2026-12-01T17:00:00+08:00", at)
+				}
+				opts = append(opts, outbox.At(t))
+			}
+			if c.Flags().Changed("max-attempts") {
+				opts = append(opts, outbox.MaxAttempts(maxAttempts))
+			}
+			for _, h := range headers {
+				k, v, ok := strings.Cut(h, "=")
+				if !ok {
+					return usage("--header %q: expected name=value", h)
+				}
+				opts = append(opts, outbox.Header(k, v))
+			}
+
+			ctx, cancel := a.limit(c, a.timeout)
+			defer cancel()
+			s, err := a.connect(ctx, c)
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			var ref outbox.Ref
+			err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
+				ref, err = s.schema.Enqueue(ctx, tx, argv[0], body, opts...)
+				return err
+			})
+			if err != nil {
+				return badInput(ctx, err)
+			}
+			if !ref.New {
+				fmt.Fprintf(a.err, "task %d has this biz id already: nothing changed\n", ref.ID)
+			}
+			if p.format == "json" {
+				return p.json(ref)
+			}
+			return printAll(p, []outbox.Ref{ref}, refID, []column[outbox.Ref]{
+				{title: "ID", cell: refID},
+				{title: "NEW", cell: func(r outbox.Ref) string { return strconv.FormatBool(r.New) }},
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&payload, "payload", "{}", "JSON, @file, or - for stdin; sent byte for byte")
+	f.StringVar(&bizID, "biz-id", "", "idempotency key, unique within the type")
+	f.BoolVar(&high, "high", false, "put it into the high lane")
+	f.BoolVar(&low, "low", false, "put it into the low lane, whatever the type's default is")
+	f.DurationVar(&in, "in", 0, "due after this long, such as 5m")
+	f.StringVar(&at, "at", "", "due at this time (RFC 3339)")
+	f.IntVar(&maxAttempts, "max-attempts", 0, "attempts, the first included (default the type's)")
+	f.StringArrayVar(&headers, "header", nil, "name=value, may be repeated")
+	return c
+}
+
+// badInput makes what the library or a constraint of the table refused a usage error.
+func badInput(ctx context.Context, err error) error {
+	if ctx.Err() != nil || exitCode(err) != exitFailed {
+		return err
+	}
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && !strings.HasPrefix(e.Code, "22") && !strings.HasPrefix(e.Code, "23") {
+		return err
+	}
+	if errors.Is(err, outbox.ErrUnknownType) {
+		return &exitError{exitRefused, err}
+	}
+	return &exitError{exitUsage, err}
+}
+
+func refID(r outbox.Ref) string { return strconv.FormatInt(r.ID, 10) }
+
+// payload reads what --payload means. The bytes go through as they are; only a last line feed, which editors and
+// echo add, is dropped.
+func (a *app) payload(arg string) (json.RawMessage, error) {
+	body := []byte(arg)
+	var err error
+	switch {
+	case arg == "-":
+		body, err = io.ReadAll(io.LimitReader(a.in, 4<<20))
+	case strings.HasPrefix(arg, "@"):
+		body, err = os.ReadFile(arg[1:])
+	}
+	if err != nil {
+		return nil, &exitError{exitUsage, fmt.Errorf("read the payload: %w", err)}
+	}
+	body = []byte(strings.TrimSuffix(string(body), "\n"))
+	if json.Valid(body) {
+		return body, nil
+	}
+	// json.Unmarshal knows where.
+	var v any
+	err = json.Unmarshal(body, &v)
+	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return nil, usage("the payload is no JSON: %v at byte %d", e, e.Offset)
+	}
+	return nil, usage("the payload is no JSON: %v", err)
+}
