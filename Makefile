@@ -10,7 +10,11 @@ NATSCLI     := v0.5.0
 STATICCHECK := v0.8.2
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 DEMO_FLAGS  ?=
+BENCH_FLAGS ?=
 TEST_FLAGS  ?= -timeout 12m
+DURATION    ?= 60s
+SEED        ?= 1
+RATE        ?= 120
 
 export PATH := $(BIN):$(PATH)
 
@@ -23,7 +27,7 @@ demo: postgres $(BIN)/nats build ## see the whole path at work: one process, a t
 	@$(BIN)/taskrelay dev --demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: postgres ## run all tests, on real servers that the tests start themselves
+test: postgres pgbouncer ## run all tests, on real servers that the tests start themselves
 	go test $(TEST_FLAGS) ./...
 
 .PHONY: build
@@ -33,8 +37,28 @@ build: ## build relay, worker and taskrelay into ./.bin
 	go build -ldflags "-X main.version=$(VERSION)" -o $(BIN)/ ./cmd/...
 
 .PHONY: race
-race: postgres ## run all tests with the race detector
+race: postgres pgbouncer ## run all tests with the race detector
 	go test -race $(TEST_FLAGS) ./...
+
+.PHONY: chaos
+chaos: postgres ## break everything for DURATION with SEED and prove that nothing is lost (DURATION=60s SEED=7 RATE=120)
+	@mkdir -p $(BIN)
+	go test -c -o $(BIN)/chaos ./tests/faults
+	@# A program of its own, so that its last line and its exit code (1: a violation) are the last word.
+	@cd tests/faults && $(BIN)/chaos -test.v -test.timeout 0 -test.run TestNothingIsLostWhateverDies -duration $(DURATION) -seed $(SEED) -rate $(RATE)
+
+# FULL=1: all scenarios with 100,000 tasks. OUT=file.json: the medians as JSON. BENCH_FLAGS: see .bin/bench -h.
+.PHONY: bench
+bench: postgres ## measure taskrelay beside River and the machine's floors (FULL=1, OUT=file.json)
+	@mkdir -p $(BIN)
+	cd bench && go build -o $(BIN)/bench .
+	@$(BIN)/bench $(if $(FULL),-full) $(if $(OUT),-out $(OUT)) $(BENCH_FLAGS)
+
+# The tests of the main job, with race-enabled binaries too. All of ./tests take three times as long: make race.
+CORE := TestVerify|TestInsertByPsql|TestRetriesUseOneKey|TestCompensation|TestKilled|TestWorkerSettles|TestWorkerRetries|TestLostStream|TestStopped
+.PHONY: race-core
+race-core: postgres ## run the core end-to-end tests with the race detector
+	go test -race $(TEST_FLAGS) -run '$(CORE)' ./tests
 
 .PHONY: vet
 vet: ## go vet
@@ -54,6 +78,10 @@ ci: ## what CI runs
 .PHONY: postgres
 postgres: ## install the programs of a Postgres server when there are none (starts nothing)
 	@scripts/ensure-postgres
+
+.PHONY: pgbouncer
+pgbouncer: ## install the program pgbouncer when it is missing (starts nothing); a test puts it before Postgres
+	@scripts/ensure-pgbouncer
 
 .PHONY: tools
 tools: $(BIN)/nats $(BIN)/staticcheck-$(STATICCHECK) ## install the nats CLI and staticcheck into ./.bin

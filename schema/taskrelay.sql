@@ -224,6 +224,13 @@ CREATE TABLE taskrelay.relay (
     seen_at    timestamptz NOT NULL DEFAULT now()
 );
 
+-- Letters of tasks that were deleted: the relay takes them out of the stream, which the table cannot reach.
+CREATE TABLE taskrelay.letter_purge (
+    task_id  bigint PRIMARY KEY,
+    biz_type text COLLATE "C" NOT NULL,
+    added_at timestamptz NOT NULL DEFAULT now()
+);
+
 -- Who changed what and why, written in the transaction of the change.
 CREATE TABLE taskrelay.audit (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -326,7 +333,7 @@ CREATE FUNCTION taskrelay.audit_reason(reason text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF reason IS NULL OR reason !~ '\S' THEN
+    IF reason IS NULL OR reason !~ '[^[:space:]]' THEN -- no backslash: with standard_conforming_strings off it would vanish
         RAISE EXCEPTION 'a reason is required'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'It is kept in taskrelay.audit for whoever asks later.';
     END IF;
@@ -546,7 +553,49 @@ BEGIN
     ORDER BY w.id;
 END $$;
 
+-- Deletes tasks for good, with their dead letters; their attempts stay in the log. The biz id is free again at once.
+-- A running one is refused: its worker would find no row for its result.
+CREATE FUNCTION taskrelay.delete_task(ids bigint[], reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM taskrelay.audit_reason(delete_task.reason);
+    PERFORM t.id FROM taskrelay.task AS t WHERE t.id = ANY (delete_task.ids) ORDER BY t.id FOR UPDATE;
+    RETURN QUERY
+    WITH before AS MATERIALIZED (
+        SELECT t.id, t.status, t.dead_lettered_at IS NOT NULL OR t.status = 'dead' AS lettered,
+            taskrelay.audit_state(t.status, t.phase, t.generation, t.attempt, coalesce(t.next_attempt_at, t.run_at), t.cancel_requested_at) AS state
+        FROM taskrelay.task AS t
+        WHERE t.id = ANY (delete_task.ids)
+    ), gone AS (
+        DELETE FROM taskrelay.task AS t USING before AS b
+        WHERE t.id = b.id AND b.status <> 'running' AND t.status = b.status
+        RETURNING t.id, t.biz_type, t.biz_id, b.lettered, b.state
+    ), purge AS (
+        INSERT INTO taskrelay.letter_purge (task_id, biz_type)
+        SELECT g.id, g.biz_type FROM gone AS g WHERE g.lettered
+        ON CONFLICT DO NOTHING
+    ), logged AS (
+        INSERT INTO taskrelay.audit (actor, action, task_id, biz_type, biz_id, reason, before)
+        SELECT taskrelay.audit_actor(), 'delete', g.id, g.biz_type, g.biz_id, delete_task.reason, g.state FROM gone AS g
+    )
+    SELECT w.id, g.id IS NOT NULL,
+        CASE WHEN g.id IS NOT NULL THEN NULL WHEN b.id IS NULL THEN 'no such task'
+            WHEN b.status = 'running' THEN 'it is running: cancel it first, or wait until it ends'
+            ELSE 'it changed meanwhile: try again' END
+    FROM (SELECT DISTINCT u.id FROM unnest(delete_task.ids) AS u (id) WHERE u.id IS NOT NULL) AS w
+    LEFT JOIN before AS b ON b.id = w.id
+    LEFT JOIN gone AS g ON g.id = w.id
+    ORDER BY w.id;
+END $$;
+
 -- The same for one task each.
+CREATE FUNCTION taskrelay.delete_task(task_id bigint, reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
+AS $$ SELECT r.id, r.changed, r.why_not FROM taskrelay.delete_task(ARRAY[task_id], reason) AS r $$;
+
 CREATE FUNCTION taskrelay.requeue(task_id bigint, reason text, allow_compensated boolean DEFAULT false)
 RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
 AS $$ SELECT r.id, r.changed, r.why_not FROM taskrelay.requeue(ARRAY[task_id], reason, allow_compensated) AS r $$;
@@ -574,7 +623,8 @@ REVOKE ALL ON FUNCTION
     taskrelay.reset(text, text, text, boolean, boolean),
     taskrelay.run_now(bigint[], text), taskrelay.run_now(bigint, text),
     taskrelay.delay(bigint[], interval, text), taskrelay.delay(bigint, interval, text),
-    taskrelay.cancel(bigint[], text), taskrelay.cancel(bigint, text)
+    taskrelay.cancel(bigint[], text), taskrelay.cancel(bigint, text),
+    taskrelay.delete_task(bigint[], text), taskrelay.delete_task(bigint, text)
 FROM PUBLIC;
 INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (2, true);
 
@@ -823,6 +873,7 @@ BEGIN
         GRANT UPDATE (xid, status, generation, looks, republish_at, next_attempt_at, finished_at, dead_at, dead_reason, dead_lettered_at,
             last_error, error_class) ON taskrelay.task TO taskrelay_relay;
         GRANT SELECT, INSERT, UPDATE, DELETE ON taskrelay.lane, taskrelay.relay TO taskrelay_relay;
+        GRANT SELECT, DELETE ON taskrelay.letter_purge TO taskrelay_relay;
         GRANT SELECT, INSERT, DELETE ON taskrelay.incarnation TO taskrelay_relay;
         GRANT SELECT ON taskrelay.installation TO taskrelay_relay;
         GRANT UPDATE (system_identifier, stream_created, dead_stream_created, losses) ON taskrelay.installation TO taskrelay_relay;
@@ -852,7 +903,8 @@ BEGIN
             taskrelay.reset(text, text, text, boolean, boolean),
             taskrelay.run_now(bigint[], text), taskrelay.run_now(bigint, text),
             taskrelay.delay(bigint[], interval, text), taskrelay.delay(bigint, interval, text),
-            taskrelay.cancel(bigint[], text), taskrelay.cancel(bigint, text) TO taskrelay_operator;
+            taskrelay.cancel(bigint[], text), taskrelay.cancel(bigint, text),
+            taskrelay.delete_task(bigint[], text), taskrelay.delete_task(bigint, text) TO taskrelay_operator;
     END IF;
 
     -- A viewer sees no payload, headers or result.

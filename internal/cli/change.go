@@ -136,6 +136,30 @@ unless it finishes first. Nothing is compensated.`,
 	return c
 }
 
+func (a *app) deleteCommand() *cobra.Command {
+	var reason string
+	c := &cobra.Command{
+		Use:   "delete ID... --reason TEXT",
+		Short: "Delete tasks for good",
+		Long: `delete removes tasks with their dead letters; their attempts stay in the log. The biz id is free again at once. A running
+task is refused: cancel it first. Dead tasks need no deleting to be out of the way; requeue brings them back, delete does not.`,
+		Example: `  taskrelay delete ORDER_PAYMENT/O-1 --reason 'entered twice by hand' --yes`,
+		Args:    args(cobra.MinimumNArgs(1)),
+		RunE: func(c *cobra.Command, argv []string) error {
+			if len(argv) == 1 && argv[0] != "-" { // several are asked for below
+				if err := a.confirm("delete task " + argv[0] + " for good"); err != nil {
+					return err
+				}
+			}
+			return a.change(c, argv, "delete", reason, func(ctx context.Context, s *session, tx pgx.Tx, ids []int64) ([]outbox.Change, error) {
+				return s.schema.Delete(ctx, tx, ids, reason)
+			})
+		},
+	}
+	reasonFlag(c, &reason, "")
+	return c
+}
+
 func reasonFlag(c *cobra.Command, reason *string, byDefault string) {
 	text := "why, for the audit"
 	if byDefault == "" {
@@ -190,6 +214,7 @@ func (a *app) change(c *cobra.Command, argv []string, what, reason string,
 	if err != nil {
 		return err
 	}
+	a.nameFlags(c, changes)
 	return changeResult(changes)
 }
 

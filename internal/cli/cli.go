@@ -44,7 +44,7 @@ func Main(ctx context.Context, version string, args []string, in io.Reader, out,
 		code = exitInterrupt
 	}
 	if e, silent := failure.(*exitError); failure != nil && !(silent && e.err == nil) && code != exitInterrupt {
-		fmt.Fprintln(err, "taskrelay:", failure)
+		fmt.Fprintln(err, "taskrelay:", explain(failure))
 	}
 	return code
 }
@@ -68,6 +68,8 @@ To see it at work on this machine, with nothing to set up:  taskrelay dev --demo
 		SilenceErrors: true,
 	}
 	group(root)
+	root.Version = a.version
+	root.SetVersionTemplate("taskrelay {{.Version}}\n")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usage("%w (%s --help)", err, c.CommandPath())
 	})
@@ -87,7 +89,7 @@ To see it at work on this machine, with nothing to set up:  taskrelay dev --demo
 
 	root.AddCommand(
 		a.migrateCommand(), a.enqueueCommand(), a.listCommand(), a.showCommand(),
-		a.requeueCommand(), a.resetCommand(), a.runCommand(), a.delayCommand(), a.cancelCommand(),
+		a.requeueCommand(), a.resetCommand(), a.runCommand(), a.delayCommand(), a.cancelCommand(), a.deleteCommand(),
 		a.deadCommand(), a.relayCommand(), a.devCommand(), a.healthcheckCommand(), a.versionCommand(),
 	)
 	return root

@@ -85,7 +85,7 @@ func TestWrongUsageIsExitCode2AndSaysWhatIsExpected(t *testing.T) {
 func TestUnreachablePostgresIsExitCode7(t *testing.T) {
 	clean(t)
 	code, _, errs := run(t, "", "list", "--database-url", "postgres://bob:hunter2@127.0.0.1:1/x")
-	if code != exitConnect || !strings.Contains(errs, "connect to Postgres") || strings.Contains(errs, "hunter2") {
+	if code != exitConnect || !strings.Contains(errs, "connect to Postgres at 127.0.0.1:1/x") || strings.Contains(errs, "hunter2") || strings.Count(errs, "\n") != 1 {
 		t.Errorf("got exit code %d, stderr %q", code, errs)
 	}
 }

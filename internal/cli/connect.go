@@ -2,17 +2,23 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/user"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/taskrelay/taskrelay/internal/config"
+	"github.com/taskrelay/taskrelay/internal/connect"
 	"github.com/taskrelay/taskrelay/pkg/outbox"
 	"github.com/taskrelay/taskrelay/schema"
 )
@@ -73,15 +79,26 @@ func openPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = 10 * time.Second
 	}
+	if !strings.Contains(url, "default_query_exec_mode") {
+		// A command runs each statement once, and a pooler in transaction mode would forget a prepared one.
+		cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	if err := pool.Ping(ctx); err != nil { // the pool itself does not connect
 		pool.Close()
+		if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+			return nil, &exitError{exitConnect, fmt.Errorf("connect to Postgres at %s: %w", address(cfg), connect.Reason(err))}
+		}
 		return nil, fmt.Errorf("connect to Postgres: %w", err)
 	}
 	return pool, nil
+}
+
+func address(cfg *pgxpool.Config) string {
+	return net.JoinHostPort(cfg.ConnConfig.Host, strconv.Itoa(int(cfg.ConnConfig.Port))) + "/" + cfg.ConnConfig.Database
 }
 
 // change runs f in a transaction that carries the actor, so that the audit names the person and not only the login.

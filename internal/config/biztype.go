@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -124,12 +125,30 @@ func (c *checks) target(name string, target URL) {
 	}
 	// The text of url.Parse's error repeats the whole address, so it is not shown: it may hold a token.
 	u, err := url.Parse(s)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+	if err != nil || !strings.HasPrefix(s, "http://") && !strings.HasPrefix(s, "https://") || u.Hostname() == "" {
 		c.add(Invalid(name, form))
 		return
 	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+			c.add(Invalid(name, "port %s: expected 1 to 65535", port))
+		}
+	}
 	if u.Fragment != "" {
 		c.add(Invalid(name, "an address with a # part: it would not be sent"))
+	}
+}
+
+// ownSubject refuses a NATS target among the subjects of our own streams: the server would store the request as a
+// message of the task itself and answer it, so each attempt would add one and none would be done.
+func (c *checks) ownSubject(name string, target URL, namespace string) {
+	subject, ok := strings.CutPrefix(string(target), "nats://")
+	if namespace != "" && ok {
+		subject, ok = strings.CutPrefix(subject, namespace+".")
+	}
+	tokens := strings.Split(subject, ".")
+	if ok && len(tokens) == 3 && (tokens[0] == "tasks" || tokens[0] == "dead" || tokens[0] == "events") {
+		c.add(Invalid(name, "%s is a subject of taskrelay's own streams: name the subject of the service", strings.TrimPrefix(string(target), "nats://")))
 	}
 }
 

@@ -22,9 +22,18 @@ func LoadWorker() (Worker, error) {
 	if err := load(&c); err != nil {
 		return c, err
 	}
-	var err error
-	c.Types, err = loadBizTypes(c.BizTypes)
-	return c, err
+	types, err := loadBizTypes(c.BizTypes)
+	if err != nil {
+		return c, err
+	}
+	c.Types = types
+	var own checks
+	for _, t := range types {
+		prefix := strings.TrimPrefix(bizTypePrefix(t.Name), Prefix)
+		own.ownSubject(prefix+"_TARGET", t.Target, c.Namespace)
+		own.ownSubject(prefix+"_COMPENSATE", t.Compensate, c.Namespace)
+	}
+	return c, joined(own)
 }
 
 // LoadCLI reads the environment of cmd/taskrelay.

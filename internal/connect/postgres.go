@@ -3,6 +3,7 @@
 // Properties:
 //   - An outage is waited for, however long it lasts, and its reason is in the log every few seconds.
 //   - What waiting cannot mend (wrong password, no such database) is returned as an error.
+//   - A pooler in transaction mode is noticed, and no statement is prepared that it would forget.
 //   - No password is in any error or log line.
 package connect
 
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
@@ -67,7 +69,7 @@ func Postgres(ctx context.Context, url, name string, logger zerolog.Logger) (*pg
 	err = backoff.RetryNotify(ping, backoff.WithContext(forever(), ctx), func(err error, d time.Duration) {
 		last = err
 		if notice.due() {
-			logger.Warn().Str("component", "postgres").Str("address", address).AnErr("error", reason(err)).Dur("delay", d).
+			logger.Warn().Str("component", "postgres").Str("address", address).AnErr("error", Reason(err)).Dur("delay", d).
 				Msg("Postgres does not answer, waiting")
 		}
 	})
@@ -76,10 +78,21 @@ func Postgres(ctx context.Context, url, name string, logger zerolog.Logger) (*pg
 		if last != nil && ctx.Err() != nil {
 			err = last // what it was waiting for says more than "context canceled"
 		}
-		return nil, fmt.Errorf("connect to Postgres at %s: %w", address, reason(err))
+		return nil, fmt.Errorf("connect to Postgres at %s: %w", address, Reason(err))
 	}
 	logger.Info().Str("component", "postgres").Str("address", address).Msg("connected")
-	return pool, nil
+	if strings.Contains(url, "default_query_exec_mode") {
+		return pool, nil // the operator has decided
+	}
+	// An error says nothing about a pooler (a limit on connections, say): then all stays as it is.
+	if forgets, err := forgetsStatements(ctx, cfg.ConnConfig); err != nil || !forgets {
+		return pool, nil
+	}
+	logger.Info().Str("component", "postgres").Str("address", address).
+		Msg("a pooler in transaction mode: statements are not prepared ahead (default_query_exec_mode=cache_describe)")
+	pool.Close()
+	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
 // waitingHelps is false for a wrong user, password or database name. Everything else may be a server that starts.
@@ -88,9 +101,9 @@ func waitingHelps(err error) bool {
 	return !ok || !strings.HasPrefix(e.Code, "28") && e.Code != "3D000"
 }
 
-// reason is the cause of a failed connect in one line, without pgx's list of connection parameters. pgx tries each
+// Reason is the cause of a failed connect in one line, without pgx's list of connection parameters. pgx tries each
 // address with and without TLS, so the same cause may come several times.
-func reason(err error) error {
+func Reason(err error) error {
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return e
 	}

@@ -69,8 +69,11 @@ func (c client) target(address string, key []byte) (do, error) {
 		defer resp.Body.Close()
 		stop := time.AfterFunc(bodyTime, cancel)
 		defer stop.Stop()
-		// An error while reading changes nothing: the status is here, and it decides.
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxResult+1))
+		var body []byte
+		if resp.StatusCode != http.StatusSwitchingProtocols {
+			// An error while reading changes nothing: the status is here, and it decides.
+			body, _ = io.ReadAll(io.LimitReader(resp.Body, maxResult+1))
+		} // else the body is the bare connection, which ends with no context: a read would hold the slot for ever
 		a := answer{from: from, class: "http", code: resp.StatusCode, body: body,
 			retryAfter: resp.Header.Get("Retry-After"), date: resp.Header.Get("Date")}
 		if l, err := resp.Location(); err == nil {

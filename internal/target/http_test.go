@@ -451,6 +451,39 @@ func TestEndlessBodyIsReadUpToACap(t *testing.T) {
 	}
 }
 
+// A target that is no HTTP service after all, such as a WebSocket: net/http hands out the bare connection, and a read
+// of it would not end with the attempt.
+func TestSwitchedProtocolIsNotReadFrom(t *testing.T) {
+	closed := make(chan struct{})
+	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		conn, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			return
+		}
+		defer close(closed)
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
+		_, _ = conn.Read(make([]byte, 1)) // silent until the other side hangs up
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	ended := make(chan error, 1)
+	c := commandFor(t, config.BizType{Target: config.URL(url)})
+	go func() {
+		_, err := c.Execute(ctx, newTask())
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !retry.IsPermanent(err) || class(err) != "http_101" {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the call outlives its context")
+	}
+	<-closed // and the connection is not kept
+}
+
 // net/http repeats a POST that carries the canonical Idempotency-Key when a kept connection breaks. The attempt log
 // must know of each call.
 func TestBrokenConnectionIsOneCall(t *testing.T) {

@@ -23,10 +23,13 @@ import (
 	"time"
 )
 
-// Main runs the tests and stops what they share. Call it from TestMain.
-func Main(m *testing.M) {
+// Main runs the tests, stops what they share, and then calls last, which may print. Call it from TestMain.
+func Main(m *testing.M, last ...func()) {
 	code := m.Run()
 	shared.stop()
+	for _, f := range last {
+		f()
+	}
 	os.Exit(code)
 }
 

@@ -57,15 +57,15 @@ type holding struct {
 	all map[int64]*attempt
 }
 
-// reserve adds a unless its task is here already.
-func (h *holding) reserve(a *attempt) bool {
+// reserve adds a unless its task is here already; then it returns the attempt that is.
+func (h *holding) reserve(a *attempt) (held *attempt) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, ok := h.all[a.id]; ok {
-		return false
+	if held, ok := h.all[a.id]; ok {
+		return held
 	}
 	h.all[a.id] = a
-	return true
+	return nil
 }
 
 func (h *holding) release(a *attempt) {

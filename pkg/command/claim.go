@@ -97,8 +97,12 @@ func (w *Worker) claimLoop(ctx context.Context) {
 func (w *Worker) unique(batch []*attempt) []*attempt {
 	keep := batch[:0]
 	for _, a := range batch {
-		if !w.held.reserve(a) {
-			a.nak(w.cfg.Lease)
+		if held := w.held.reserve(a); held != nil {
+			wait := w.cfg.Lease
+			if held.generation != a.generation { // handed back by a settle whose answer we are just reading
+				wait = skippedNak
+			}
+			a.nak(wait)
 			a.lane.d.refused(a)
 			continue
 		}

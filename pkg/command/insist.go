@@ -56,10 +56,11 @@ func (w *Worker) try(f func(context.Context) error) error {
 	return f(ctx)
 }
 
-// refused reports whether Postgres refused a value: data exception (22) or integrity violation (23).
+// refused reports whether Postgres refused a value: data exception (22), integrity violation (23) or beyond one of its
+// limits (54).
 func refused(err error) bool {
 	code := pg.Code(err)
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23")
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "54")
 }
 
 // newBackOff paces a loop that never gives up.

@@ -144,19 +144,26 @@ func newTask[P any](a *attempt) (*Task[P], error) {
 	return t, nil
 }
 
+// maxResult is what Postgres certainly takes, in a batch and with its neighbours in memory.
+const maxResult = 64 << 20
+
 // encodeResult makes the JSON to store. Bytes are JSON as they are; Postgres checks them when they are stored.
-func encodeResult(result any) (json.RawMessage, error) {
+func encodeResult(result any) (b json.RawMessage, err error) {
 	switch r := result.(type) {
 	case nil:
 		return nil, nil
 	case json.RawMessage:
-		return r, nil
+		b = r
 	case []byte:
-		return r, nil
+		b = r
+	default:
+		if b, err = json.Marshal(result); err != nil {
+			return nil, &classError{class: classResult, err: fmt.Errorf("encode result: %w", err)}
+		}
 	}
-	b, err := json.Marshal(result)
-	if err != nil {
-		return nil, &classError{class: classResult, err: fmt.Errorf("encode result: %w", err)}
+	if len(b) > maxResult {
+		return nil, &classError{class: classResult, err: fmt.Errorf("result is %d bytes, at most %d can be stored: store it elsewhere and return a reference",
+			len(b), maxResult)}
 	}
 	return b, nil
 }

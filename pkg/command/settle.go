@@ -54,7 +54,9 @@ WITH picked AS (
     next_attempt_at = CASE WHEN p.act IN ('nak', 'handback', 'compensate') THEN p.due END,
     republish_at = CASE
       WHEN p.act IN ('handback', 'compensate') THEN p.due
-      WHEN p.act = 'nak' AND t.republish_at IS NOT NULL THEN p.due + interval '10 minutes' END,
+      -- Not later than the reconciler has asked for: the message that is given back may be one the stream has lost.
+      WHEN p.act = 'nak' AND t.republish_at IS NOT NULL
+        THEN greatest(p.due, least(t.republish_at, p.due + interval '10 minutes')) END,
     last_error = CASE
       WHEN p.act = 'succeeded' THEN NULL
       WHEN p.act = 'dead' AND p.outcome = 'succeeded' THEN t.cause
@@ -158,6 +160,11 @@ func (w *Worker) lockedLoop(ctx context.Context) {
 
 // settle writes back a batch and answers its messages.
 func (w *Worker) settle(ctx context.Context, batch []*settlement) {
+	if len(batch) > 1 && resultBytes(batch) > settleBytes {
+		w.settle(ctx, batch[:len(batch)/2])
+		w.settle(ctx, batch[len(batch)/2:])
+		return
+	}
 	var acts []string
 	err := w.insist(ctx, partSettle, func(context.Context) (err error) {
 		acts, err = w.settleRows(batch, w.sql.settle, pg.Query)
@@ -189,6 +196,17 @@ func (w *Worker) settle(ctx context.Context, batch []*settlement) {
 	}
 	settled.report()
 	w.lookUp(ctx, open)
+}
+
+// settleBytes bounds the results of one statement. Postgres takes no message above 1 GiB: it closes the connection, and
+// a batch that is sent again and again would keep every other one waiting.
+const settleBytes = 16 << 20
+
+func resultBytes(batch []*settlement) (n int) {
+	for _, s := range batch {
+		n += len(s.result)
+	}
+	return n
 }
 
 // queryFunc is pg.Query or a variant of it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"sync"
@@ -28,6 +29,7 @@ const (
 
 // letters is the memory of serveDeadLetters.
 type letters struct {
+	seen     uint64    // moves at the last look that found nothing
 	replayed time.Time // the dead stream's creation for which all letters are known to be there
 }
 
@@ -62,12 +64,16 @@ RETURNING t.id`
 
 // serveDeadLetters publishes letters and events of tasks that have died, from the table, as tasks are: the outbox again.
 func (r *Relay) serveDeadLetters(ctx context.Context) (time.Duration, error) {
-	if !r.nc.IsConnected() {
+	moves := r.moves()
+	if !r.nc.IsConnected() || moves == r.letters.seen {
 		return letterTick, nil
 	}
 	_, types, priorities, _ := r.heldLanes(func(*lane) bool { return true })
 	if len(types) == 0 {
 		return letterTick, nil
+	}
+	if err := r.purgeLetters(ctx); err != nil {
+		return 0, err
 	}
 	var dead []deadTask
 	err := r.query(ctx, lettersDueSQL, []any{types, priorities, letterBatch}, scanDead(&dead))
@@ -77,7 +83,10 @@ func (r *Relay) serveDeadLetters(ctx context.Context) (time.Duration, error) {
 	if err := r.publishLetters(ctx, dead, false); err != nil {
 		return 0, err
 	}
-	if len(dead) == letterBatch {
+	switch len(dead) {
+	case 0:
+		r.letters.seen = moves
+	case letterBatch:
 		return 0, nil
 	}
 	return letterTick, nil
@@ -131,6 +140,14 @@ func (r *Relay) publishLetters(ctx context.Context, dead []deadTask, replay bool
 		}
 	}
 	all.Wait()
+
+	var highest uint64
+	for i := range outcomes {
+		highest = max(highest, outcomes[i].letter.sequence)
+	}
+	r.mu.Lock()
+	r.deadHighest = max(r.deadHighest, highest)
+	r.mu.Unlock()
 
 	var ids []int64
 	var gens []int32
@@ -245,6 +262,41 @@ func (r *Relay) event(rec *record, name string, dead ...*deadTask) *nats.Msg {
 	}
 	m.Header.Set(HeaderEvent, name)
 	return m
+}
+
+const purgeDueSQL = `-- taskrelay: letters to purge
+SELECT p.task_id, p.biz_type FROM {{schema}}.letter_purge AS p ORDER BY p.task_id LIMIT $1::int`
+
+const purgedSQL = `-- taskrelay: letters purged
+DELETE FROM {{schema}}.letter_purge AS p WHERE p.task_id = ANY ($1::bigint[])`
+
+// purgeLetters takes letters out of the stream whose tasks were deleted.
+func (r *Relay) purgeLetters(ctx context.Context) error {
+	type deleted struct {
+		id      int64
+		bizType string
+	}
+	var due []deleted
+	err := r.query(ctx, purgeDueSQL, []any{letterBatch}, func(rows pgx.Rows) error {
+		var d deleted
+		err := rows.Scan(&d.id, &d.bizType)
+		due = append(due, d)
+		return err
+	})
+	if err != nil || len(due) == 0 {
+		return err
+	}
+	ids := make([]int64, len(due))
+	for i, d := range due {
+		if err := r.deleteLetter(ctx, d.bizType, d.id, math.MaxInt); err != nil { // no generation follows
+			return err
+		}
+		ids[i] = d.id
+	}
+	if err := r.exec(ctx, purgedSQL, ids); err != nil {
+		return fmt.Errorf("letters purged: %w", err)
+	}
+	return nil
 }
 
 // deleteLetter removes the letter of a task that was requeued, unless a newer one has taken its place.

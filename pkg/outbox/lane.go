@@ -29,6 +29,7 @@ type lane struct {
 
 	low     position  // all before it is finished or on the work list (reconcile.go)
 	mark    *mark     // what low becomes when the stream has no older message left
+	skipped []int64   // rows below the mark that somebody had locked when they were scanned
 	losses  int       // losses of the stream that low has been restarted for
 	orphans time.Time // since when the subject has held messages that its consumer does not know
 
@@ -36,7 +37,10 @@ type lane struct {
 	waitUntil time.Time // zero: not waiting
 	waitStep  time.Duration
 	notice    notices
-	probing   bool // one parcel is out to see whether the wait is over
+	burst     int  // how many of again go out next: one after a refusal, then twice as many each time
+	resent    int  // how many of them have no answer yet
+	listLimit int  // how many rows of the work list are taken next, in the same manner; 0: as many as ever
+	rowBytes  int  // what a row of the last page took, on average
 	dropped   bool // no longer ours: late answers change nothing
 }
 
@@ -74,9 +78,6 @@ func (s settings) mayPublish(k laneKey) bool {
 func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
 	k := &r.keeper
 	now := time.Now()
-	if err := r.buryRefused(ctx); err != nil {
-		return 0, err
-	}
 	if now.Sub(k.saved) >= saveInterval {
 		if err := r.savePositions(ctx); err != nil {
 			return 0, err
@@ -103,14 +104,23 @@ func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
 		}
 		k.repositioned = now
 	}
-	if now = time.Now(); now.After(k.discover) {
+	// Without a commit there is no new type; a relay may have died all the same.
+	moves := r.moves()
+	if now = time.Now(); moves != k.seen && now.After(k.discover) {
 		if err := r.discoverLanes(ctx); err != nil {
 			return 0, err
 		}
 		// The scan costs with the number of types [300: 3 ms]: it may take a few percent of the time.
 		k.discover = time.Now().Add(min(max(20*time.Since(now), laneTick), time.Second))
+		k.seen, k.shared = moves, time.Time{}
 	}
-	if err := r.shareLanes(ctx, false); err != nil {
+	if now.Sub(k.shared) >= time.Second {
+		if err := r.shareLanes(ctx, false); err != nil {
+			return 0, err
+		}
+		k.shared = now
+	}
+	if err := r.buryRefused(ctx); err != nil {
 		return 0, err
 	}
 	return laneTick, nil
@@ -119,7 +129,8 @@ func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
 // keeper is the memory of keepLanes, which alone uses it.
 type keeper struct {
 	saved, settled, discover time.Time
-	repositioned             time.Time
+	shared, repositioned     time.Time
+	seen                     uint64                // moves at the last discovery
 	unowned                  map[laneKey]time.Time // since when a lane that is not for us has had no owner
 }
 
@@ -160,6 +171,7 @@ func (r *Relay) readSettings(ctx context.Context) error {
 	}
 	r.mu.Lock()
 	r.settings = s
+	r.stir() // once in a while
 	r.mu.Unlock()
 	return nil
 }
@@ -359,6 +371,7 @@ func (r *Relay) takeLanes(ctx context.Context, keys []laneKey) error {
 	for _, l := range taken {
 		r.restartLow(l) // before it publishes anything: what it will publish is not lost
 		r.lanes[l.laneKey] = l
+		r.stir()
 		r.log.Debug().Str("biz_type", l.bizType).Str("priority", l.priority).Int64("fence", l.fence).Msg("lane taken")
 	}
 	return nil

@@ -64,6 +64,11 @@ func (r *Relay) checkLoss(ctx context.Context, info *jetstream.StreamInfo) error
 	if err := r.readSettings(ctx); err != nil {
 		return err
 	}
+	if created.Before(*known) || known.Equal(created) { // an older copy of the store: the dead stream is older too
+		if err := r.forgetLetters(ctx); err != nil {
+			return err
+		}
+	}
 	r.mu.Lock()
 	r.rewound, r.highest = false, 0
 	for _, l := range r.lanes {
@@ -79,12 +84,12 @@ func (r *Relay) checkLoss(ctx context.Context, info *jetstream.StreamInfo) error
 
 // noteSequence takes an answer's sequence; r.mu is held. before is the highest one known when the message was sent.
 func (r *Relay) noteSequence(l *lane, sequence, before uint64, duplicate bool) {
+	l.seq = max(l.seq, sequence) // a duplicate names the first copy, and a mark must wait for that one
 	if duplicate {
-		return // it names the first copy
+		return
 	}
 	if sequence <= before && !r.rewound {
 		r.rewound = true
 	}
 	r.highest = max(r.highest, sequence)
-	l.seq = max(l.seq, sequence)
 }

@@ -44,6 +44,8 @@ SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.run
 SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.delay($1::bigint[], $2::bigint * interval '1 microsecond', $3::text) AS f`)
 	cancelSQL = newStatement(`-- taskrelay: cancel
 SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.cancel($1::bigint[], $2::text) AS f`)
+	deleteSQL = newStatement(`-- taskrelay: delete
+SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.delete_task($1::bigint[], $2::text) AS f`)
 )
 
 // Requeue brings dead and cancelled tasks back: attempts are counted anew and the
@@ -129,6 +131,17 @@ func Cancel(ctx context.Context, db querier, ids []int64, reason string) ([]Chan
 // Cancel is the function Cancel for this schema.
 func (s Schema) Cancel(ctx context.Context, db querier, ids []int64, reason string) ([]Change, error) {
 	return s.operate(ctx, db, "cancel", cancelSQL, reason, notNil(ids), reason)
+}
+
+// Delete removes tasks for good, with their dead letters; their attempts stay in
+// the log, and their biz ids are free at once. A running task is refused.
+func Delete(ctx context.Context, db querier, ids []int64, reason string) ([]Change, error) {
+	return Schema("").Delete(ctx, db, ids, reason)
+}
+
+// Delete is the function Delete for this schema.
+func (s Schema) Delete(ctx context.Context, db querier, ids []int64, reason string) ([]Change, error) {
+	return s.operate(ctx, db, "delete", deleteSQL, reason, notNil(ids), reason)
 }
 
 func (s Schema) operate(ctx context.Context, db querier, what string, sql statement, reason string, args ...any) ([]Change, error) {

@@ -204,13 +204,12 @@ func parseAnswer(m *nats.Msg) published {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
 		return published{verdict: waits, err: fmt.Errorf("no stream takes the subject: %w", jetstream.ErrNoStreamResponse)}
 	}
-	// The usual answer, {"stream":"TASKS","seq":123}, without a JSON decoder.
+	// The usual answer, {"stream":"TASKS","seq":123}, without a JSON decoder. A duplicate is not usual: the server puts
+	// ,"duplicate": true behind it, with a space.
 	if _, rest, ok := bytes.Cut(m.Data, []byte(`"seq":`)); ok && !bytes.Contains(m.Data, []byte(`"error"`)) {
-		end := bytes.IndexAny(rest, ",}")
-		if end > 0 {
-			if seq, err := strconv.ParseUint(string(bytes.TrimSpace(rest[:end])), 10, 64); err == nil && seq > 0 {
-				return published{verdict: acked, sequence: seq, duplicate: bytes.Contains(rest, []byte(`"duplicate":true`))}
-			}
+		digits, whole := bytes.CutSuffix(rest, []byte("}"))
+		if seq, err := strconv.ParseUint(string(bytes.TrimSpace(digits)), 10, 64); whole && err == nil && seq > 0 {
+			return published{verdict: acked, sequence: seq}
 		}
 	}
 	var a struct {
@@ -232,10 +231,11 @@ func parseAnswer(m *nats.Msg) published {
 
 // judge tells whether an error concerns the stream, so that the lane waits, or this one message.
 // 10077 is the server's code for "could not be stored" (full stream, full subject), 10023, 10028 and 10047 are missing
-// resources, 10167 too many requests, 10059 no such stream, 10060 another stream has the subject.
+// resources (10002 those of the account), 10167 too many requests, 10059 no such stream, 10060 another stream has the
+// subject, 10109 a sealed stream; 10158 says that the first copy of the message is being stored at this moment.
 func judge(e *jetstream.APIError) verdict {
 	switch e.ErrorCode {
-	case 10077, 10023, 10028, 10047, 10167, 10059, 10060:
+	case 10077, 10023, 10028, 10047, 10002, 10167, 10059, 10060, 10109, 10158:
 		return waits
 	}
 	if e.Code >= 500 || e.Code == 429 || e.Code == 404 {

@@ -65,33 +65,37 @@ func (r *Relay) reconcile(ctx context.Context) (time.Duration, error) {
 	if len(held) == 0 {
 		return min(r.cfg.Reconcile, time.Second), nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, max(r.cfg.Reconcile, 30*time.Second))
-	defer cancel()
 	s, err := r.js.Stream(ctx, r.names.Stream())
 	if err != nil {
 		return 0, fmt.Errorf("reconcile: %w", err)
 	}
+	var first error // one lane that cannot be compared must not keep the others from it
 	for _, l := range held {
-		m, err := r.markOf(ctx, s, l)
-		if err != nil {
-			return 0, fmt.Errorf("reconcile %s.%s: %w", l.bizType, l.priority, err)
+		if err := r.reconcileLane(ctx, s, l); err != nil && first == nil {
+			first = fmt.Errorf("reconcile %s.%s: %w", l.bizType, l.priority, err)
 		}
-		if m == nil {
-			continue
+		if ctx.Err() != nil || !r.nc.IsConnected() {
+			return 0, first
 		}
-		n, err := r.rescan(ctx, l, *m)
-		if err != nil {
-			return 0, fmt.Errorf("reconcile %s.%s: %w", l.bizType, l.priority, err)
-		}
-		if n > 0 {
-			r.log.Warn().Str("biz_type", l.bizType).Str("priority", l.priority).Int("count", n).
-				Msg("tasks without a message found, publishing them again")
-		}
+		r.turned("reconcile")
 	}
-	if err := r.findOrphans(ctx, s, held); err != nil {
-		return 0, fmt.Errorf("reconcile: %w", err)
+	if err := r.findOrphans(ctx, s, held); err != nil && first == nil {
+		first = fmt.Errorf("reconcile: %w", err)
 	}
-	return r.cfg.Reconcile, nil
+	return r.cfg.Reconcile, first
+}
+
+func (r *Relay) reconcileLane(ctx context.Context, s jetstream.Stream, l *lane) error {
+	m, err := r.markOf(ctx, s, l)
+	if err != nil || m == nil {
+		return err
+	}
+	n, err := r.rescan(ctx, l, *m)
+	if n > 0 {
+		r.log.Warn().Str("biz_type", l.bizType).Str("priority", l.priority).Int("count", n).
+			Msg("tasks without a message found, publishing them again")
+	}
+	return err
 }
 
 // markOf returns the lane's mark when it is clear, else nil. It takes the next mark when there is none.
@@ -100,7 +104,7 @@ func (r *Relay) markOf(ctx context.Context, s jetstream.Stream, l *lane) (*mark,
 	r.restartLow(l)
 	if l.mark == nil && l.pos != l.low {
 		l.mark = &mark{position: l.pos, seq: l.seq, taken: time.Now()}
-		l.dirty = l.dirty || l.seq > 0
+		l.dirty = true // also of an idle lane, so that a successor need not read again what is not due for long
 	}
 	m := l.mark
 	r.mu.Unlock()
@@ -125,6 +129,7 @@ func (r *Relay) restartLow(l *lane) {
 	if l.losses < r.settings.losses {
 		l.low, l.seq, l.losses = origin, 0, r.settings.losses
 		l.mark = &mark{position: l.pos, taken: time.Now()}
+		l.skipped = nil
 		l.dirty = true
 	}
 }
@@ -152,6 +157,8 @@ func (r *Relay) firstSequence(ctx context.Context, subject string) (uint64, erro
 	if err != nil {
 		return 0, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
 	m, err := r.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+r.names.Stream(), req)
 	if err != nil {
 		return 0, fmt.Errorf("first message of %s: %w", subject, err)
@@ -177,8 +184,12 @@ func (r *Relay) firstSequence(ctx context.Context, subject string) (uint64, erro
 }
 
 // rescanSQL is the round's own read, from low-water to the mark, of rows that are unfinished and not on the work list.
-// It puts them there: now, at the end of their lease, or when they are due. Rows are locked in id order, as everybody
-// does, and waited for: a row skipped here would never be looked at again.
+// It puts them there: now, at the end of their lease, or when they are due. Locked rows are skipped and named: to wait
+// for one while holding all before it would keep workers from renewing their leases. The number of rows read, not of
+// those found, bounds a statement: most of a large table is finished.
+//
+// A scan from the very start ($11) follows a loss of the stream: then rows that are on the list already are looked at
+// now too. Their next look is ten minutes away and more, for as long as their message was believed to be there.
 const rescanSQL = `-- taskrelay: rescan
 WITH l AS (
   SELECT $3::pg_snapshot AS s, $4::pg_snapshot AS s2, $5::timestamptz AS t2, $6::xid8 AS kx, $7::bigint AS ki,
@@ -187,73 +198,118 @@ WITH l AS (
   SELECT r.*, row_number() OVER () AS n FROM l CROSS JOIN LATERAL (
     (SELECT 1 AS part, f.* FROM (SELECT x FROM pg_snapshot_xip(l.s) AS x WHERE x >= l.kx ORDER BY x) AS p(x)
      CROSS JOIN LATERAL (
-       SELECT t.id, t.xid, t.run_at, t.finished_at IS NULL AND t.republish_at IS NULL AS open FROM {{schema}}.task AS t
-       WHERE t.biz_type = $1::text AND t.priority = $2::text AND t.xid = p.x
-         AND t.id > CASE WHEN p.x = l.kx THEN l.ki ELSE -1 END
+       SELECT t.id, t.xid, t.run_at, t.finished_at IS NULL AND (t.republish_at IS NULL
+           OR $11::boolean AND t.republish_at > greatest(now(), t.next_attempt_at)) AS open FROM {{schema}}.task AS t
+       WHERE t.biz_type = $1::text AND t.priority = $2::text AND (t.xid, t.id) > (p.x, CASE WHEN p.x = l.kx THEN l.ki ELSE -1 END) AND t.xid <= p.x
          AND pg_visible_in_snapshot(t.xid, l.s2) AND (t.run_at IS NULL OR t.run_at <= l.t2)
-       ORDER BY t.id LIMIT $10::int) AS f
+       ORDER BY t.xid, t.id LIMIT $10::int) AS f
      LIMIT $10::int)
     UNION ALL
-    (SELECT 2, t.id, t.xid, t.run_at, t.finished_at IS NULL AND t.republish_at IS NULL FROM {{schema}}.task AS t
+    (SELECT 2, t.id, t.xid, t.run_at, t.finished_at IS NULL AND (t.republish_at IS NULL
+         OR $11::boolean AND t.republish_at > greatest(now(), t.next_attempt_at)) FROM {{schema}}.task AS t
      WHERE t.biz_type = $1::text AND t.priority = $2::text
        AND (t.xid, t.id) > (greatest(l.kx, l.smax), CASE WHEN l.kx >= l.smax THEN l.ki ELSE -1 END) AND t.xid < l.s2max
        AND pg_visible_in_snapshot(t.xid, l.s2) AND (t.run_at IS NULL OR t.run_at <= l.t2)
      ORDER BY t.xid, t.id LIMIT $10::int)
     UNION ALL
-    (SELECT 3, t.id, t.xid, t.run_at, t.finished_at IS NULL AND t.republish_at IS NULL FROM {{schema}}.task AS t
+    (SELECT 3, t.id, t.xid, t.run_at, t.finished_at IS NULL AND (t.republish_at IS NULL
+         OR $11::boolean AND t.republish_at > greatest(now(), t.next_attempt_at)) FROM {{schema}}.task AS t
      WHERE t.biz_type = $1::text AND t.priority = $2::text AND t.run_at IS NOT NULL
        AND (t.run_at, t.id) > (l.kr, l.kri) AND t.run_at <= l.t2 AND pg_visible_in_snapshot(t.xid, l.s)
      ORDER BY t.run_at, t.id LIMIT $10::int)
     LIMIT $10::int) AS r
 ), locked AS MATERIALIZED (
-  SELECT t.id FROM (SELECT f.id FROM found AS f WHERE f.open ORDER BY f.id) AS o
-  JOIN {{schema}}.task AS t ON t.id = o.id ORDER BY t.id FOR UPDATE OF t
-), put AS (
+  SELECT t.id, $11::boolean AS wide FROM (SELECT f.id FROM found AS f WHERE f.open ORDER BY f.id) AS o
+  JOIN {{schema}}.task AS t ON t.id = o.id ORDER BY t.id FOR UPDATE OF t SKIP LOCKED
+), ` + putSQL + `
+SELECT f.part, f.id, f.xid::text, f.run_at, f.n, (SELECT count(*) FROM put),
+  ARRAY(SELECT o.id FROM found AS o WHERE o.open EXCEPT SELECT k.id FROM locked AS k)
+FROM found AS f ORDER BY f.n DESC LIMIT 1`
+
+const putSQL = `put AS (
   UPDATE {{schema}}.task AS t SET republish_at = CASE
       WHEN t.status = 'running' AND t.lease_until > now() THEN t.lease_until
       ELSE greatest(now(), t.next_attempt_at) END,
     looks = t.looks + 1 -- a guess has an id of its own, else the server may take it for the message it has lost
   FROM locked AS k
-  WHERE t.id = k.id AND t.finished_at IS NULL AND t.republish_at IS NULL
+  WHERE t.id = k.id AND t.finished_at IS NULL AND (t.republish_at IS NULL
+    OR k.wide AND t.republish_at > greatest(now(), t.next_attempt_at))
   RETURNING t.id
-)
-SELECT f.part, f.id, f.xid::text, f.run_at, f.n, (SELECT count(*) FROM put)
-FROM found AS f ORDER BY f.n DESC LIMIT 1`
+)`
 
-// rescan moves low-water to the mark and returns how many rows it put on the work list.
+// rescanSkippedSQL does what rescanSQL does for rows that were locked then.
+const rescanSkippedSQL = `-- taskrelay: rescan skipped
+WITH locked AS MATERIALIZED (
+  SELECT t.id, $2::boolean AS wide FROM unnest($1::bigint[]) AS o(id)
+  JOIN {{schema}}.task AS t ON t.id = o.id ORDER BY t.id FOR UPDATE OF t SKIP LOCKED
+), ` + putSQL + `
+SELECT (SELECT count(*) FROM put),
+  ARRAY(SELECT t.id FROM unnest($1::bigint[]) AS o(id) JOIN {{schema}}.task AS t ON t.id = o.id EXCEPT SELECT k.id FROM locked AS k)`
+
+// rescan moves low-water to the mark and returns how many rows it put on the work list. Where rows were locked,
+// low-water stays, and the next turn looks at these again: a row it passes is never looked at again.
 func (r *Relay) rescan(ctx context.Context, l *lane, m mark) (int, error) {
 	r.mu.Lock()
-	low, incarnation, losses := l.low, r.incarnation, l.losses
+	low, incarnation, losses, skipped := l.low, r.incarnation, l.losses, l.skipped
 	r.mu.Unlock()
 	if incarnation == "" {
 		return 0, errOtherIncarnation
 	}
-	key := firstKey(low)
 	var put int
-	for {
-		var last pageRow
-		var read, found int
-		err := r.query(ctx, rescanSQL, []any{l.bizType, l.priority, low.snapshot, m.snapshot, m.at,
-			key.xid, key.id, key.runAt, key.runID, rescanBatch}, func(rows pgx.Rows) error {
-			return rows.Scan(&last.part, &last.id, &last.xid, &last.runAt, &read, &found)
-		})
-		if err != nil {
-			return put, err
-		}
-		put += found
-		if read < rescanBatch {
-			break
-		}
-		key = last.keyAfter(key, snapshotMax(m.snapshot))
+	var err error
+	if len(skipped) > 0 {
+		put, skipped, err = r.rescanSkipped(ctx, skipped, low == origin)
+	} else {
+		put, skipped, err = r.rescanAll(ctx, l, low, m)
+	}
+	if err != nil {
+		return put, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if l.dropped || l.losses != losses || r.incarnation != incarnation {
 		return put, nil // what was done is done; low-water is somebody else's, or begins anew
 	}
+	if l.skipped = skipped; len(skipped) > 0 {
+		return put, nil
+	}
 	l.low, l.mark = m.position, nil
 	l.dirty = l.dirty || put > 0 || m.seq > 0
 	return put, nil
+}
+
+// rescanAll scans from low-water to the mark, page by page.
+func (r *Relay) rescanAll(ctx context.Context, l *lane, low position, m mark) (put int, skipped []int64, err error) {
+	key := firstKey(low)
+	for {
+		var last pageRow
+		var read, found int
+		var locked []int64
+		err := r.query(ctx, rescanSQL, []any{l.bizType, l.priority, low.snapshot, m.snapshot, m.at,
+			key.xid, key.id, key.runAt, key.runID, rescanBatch, low == origin}, func(rows pgx.Rows) error {
+			return rows.Scan(&last.part, &last.id, &last.xid, &last.runAt, &read, &found, &locked)
+		})
+		if err != nil {
+			return put, nil, err
+		}
+		put, skipped = put+found, append(skipped, locked...)
+		if read < rescanBatch {
+			return put, skipped, nil
+		}
+		key = last.keyAfter(key, snapshotMax(m.snapshot))
+		r.turned("reconcile")
+		r.mu.Lock()
+		dropped := l.dropped
+		r.mu.Unlock()
+		if dropped {
+			return put, skipped, nil // its next relay scans it
+		}
+	}
+}
+
+func (r *Relay) rescanSkipped(ctx context.Context, ids []int64, wide bool) (put int, skipped []int64, err error) {
+	err = r.query(ctx, rescanSkippedSQL, []any{ids, wide}, func(rows pgx.Rows) error { return rows.Scan(&put, &skipped) })
+	return put, skipped, err
 }
 
 // findOrphans deletes a consumer that does not know messages its subject holds: after a torn crash they are below its
@@ -287,12 +343,21 @@ func (r *Relay) findOrphans(ctx context.Context, s jetstream.Stream, held []*lan
 		}
 		// More than before we counted: published meanwhile, or orphans. What it knows after tells.
 		c, err := s.Consumer(ctx, a.Name)
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
 		b := c.CachedInfo()
+		orphaned := false
+		if holds > b.NumPending+uint64(b.NumAckPending) {
+			if orphaned, err = r.orphaned(ctx, l.laneKey, a, b); err != nil {
+				return err
+			}
+		}
 		switch {
-		case holds <= b.NumPending+uint64(b.NumAckPending):
+		case !orphaned:
 			l.orphans = time.Time{}
 		case l.orphans.IsZero():
 			l.orphans = time.Now()
@@ -307,4 +372,17 @@ func (r *Relay) findOrphans(ctx context.Context, s jetstream.Stream, held []*lan
 		}
 	}
 	return nil
+}
+
+// orphaned makes sure of it, where a subject holds more than its consumer knew before (a) and after (b) it was counted.
+// On a busy lane the three numbers differ by chance. [One count in three; deleting its consumer then would make every
+// running task's message come again.] It is true if nothing moved between a and b, or if there is a message that the
+// consumer has done with.
+func (r *Relay) orphaned(ctx context.Context, k laneKey, a, b *jetstream.ConsumerInfo) (bool, error) {
+	if a.Delivered.Consumer == b.Delivered.Consumer && a.AckFloor.Consumer == b.AckFloor.Consumer &&
+		a.NumPending == b.NumPending && a.NumAckPending == b.NumAckPending {
+		return true, nil
+	}
+	first, err := r.firstSequence(ctx, r.names.Subject(k.bizType, k.priority))
+	return first > 0 && first <= a.AckFloor.Stream, err
 }

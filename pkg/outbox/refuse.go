@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/taskrelay/taskrelay/internal/pg"
 )
 
 // buryRefusedSQL ends a task whose message no server takes, so that it stops its lane no longer.
@@ -13,9 +16,12 @@ const buryRefusedSQL = `-- taskrelay: bury refused
 UPDATE {{schema}}.task AS t
 SET status = 'dead', finished_at = now(), dead_at = now(), dead_reason = $3::text, dead_lettered_at = NULL,
   last_error = $4::text, error_class = 'publish', next_attempt_at = NULL, republish_at = NULL
-WHERE t.id = $1::bigint AND t.generation = $2::int AND t.status IN ('pending', 'retrying')`
+WHERE t.id = $1::bigint AND t.generation = $2::int
+  AND (t.status IN ('pending', 'retrying') OR t.status = 'running' AND t.lease_until < now())
+RETURNING t.id`
 
-// buryRefused makes each refused task dead, then lets its page go on.
+// buryRefused makes each refused task dead, then lets its page go on. A row whose lock somebody holds is left to the
+// next turn: waiting for it would cost the relay the leases of all its lanes.
 func (r *Relay) buryRefused(ctx context.Context) error {
 	for {
 		r.mu.Lock()
@@ -30,14 +36,29 @@ func (r *Relay) buryRefused(ctx context.Context) error {
 		if tooLarge(p.refusal) {
 			reason = "oversize"
 		}
-		if err := r.exec(ctx, buryRefusedSQL, p.task, p.gen, reason, cutText(p.refusal.Error(), 8<<10)); err != nil {
+		var buried int64
+		args := []any{p.task, p.gen, reason, cutText(p.refusal.Error(), 8<<10)}
+		qctx, cancel := context.WithTimeout(ctx, queryTimeout)
+		err := pg.QueryLocked(qctx, r.pool, r.cfg.Schema.Render(buryRefusedSQL), args, func(rows pgx.Rows) error { return rows.Scan(&buried) })
+		cancel()
+		if pg.Code(err) == "55P03" { // lock not available
+			r.mu.Lock()
+			r.refusals = append(r.refusals[1:], p)
+			r.mu.Unlock()
+			return nil
+		}
+		if err != nil {
 			return fmt.Errorf("bury refused task %d: %w", p.task, err)
 		}
-		r.log.Error().Err(p.refusal).Int64("task_id", p.task).Str("biz_type", p.lane.bizType).Str("reason", reason).
-			Msg("task is dead: its message cannot be published")
+		if buried != 0 { // else it has moved on
+			r.log.Error().Err(p.refusal).Int64("task_id", p.task).Str("biz_type", p.lane.bizType).Str("reason", reason).
+				Msg("task is dead: its message cannot be published")
+		}
 		r.mu.Lock()
 		r.refusals = r.refusals[1:]
-		r.counts.Refused++
+		if buried != 0 {
+			r.counts.Refused++
+		}
 		if p.page != nil {
 			p.page.left--
 			r.advance(p.lane, true)

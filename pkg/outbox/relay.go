@@ -38,8 +38,9 @@ type Relay struct {
 	wake         chan struct{}
 	compare      chan struct{} // a loss has been seen: reconcile at once
 	started      atomic.Bool
-	said         sync.Map  // drift that has been reported
-	reported     time.Time // when types without workers were last looked for
+	said         sync.Map      // drift that has been reported
+	reported     time.Time     // when types without workers were last looked for
+	pollTook     time.Duration // the last poll's time in Postgres; readLanes' own
 	keeper       keeper
 	list         workList
 	letters      letters
@@ -48,15 +49,21 @@ type Relay struct {
 	lanes        map[laneKey]*lane
 	incarnation  string
 	settings     settings
+	calm         calm
+	seen         string // the last snapshot
+	calmSeen     string // the snapshot of the last read that found nothing
+	lanesTaken   uint64 // grows with each change of what there is to read
 	refusals     []*parcel
 	counts       Counts
-	lastRead     time.Time // of lanes, successful
+	lastRead     time.Time     // of lanes, successful
+	patience     time.Duration // how long the next read of the lanes may take
 	lastErr      map[string]error
 	progress     map[string]time.Time // last turn of each loop, successful or not
 	streamsKnown bool
 	highest      uint64    // sequence the stream has acknowledged to us
 	rewound      bool      // it has acknowledged one of these again
 	deadCreated  time.Time // when the dead stream was created
+	deadHighest  uint64    // sequence the dead stream has acknowledged to us
 }
 
 // Counts says what a relay has done since it began.
@@ -95,7 +102,8 @@ func NewRelay(pool *pgxpool.Pool, nc *nats.Conn, cfg RelayConfig) (*Relay, error
 		log:  cfg.Logger.With().Str("component", "relay").Str("relay", cfg.Name).Logger(),
 		pub:  newPublisher(nc),
 		wake: make(chan struct{}, 1), compare: make(chan struct{}, 1),
-		lanes: make(map[laneKey]*lane), lastErr: make(map[string]error), progress: make(map[string]time.Time),
+		patience: queryTimeout,
+		lanes:    make(map[laneKey]*lane), lastErr: make(map[string]error), progress: make(map[string]time.Time),
 	}, nil
 }
 
@@ -127,24 +135,24 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	defer func() { _ = sub.Unsubscribe() }()
 
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var wg sync.WaitGroup
+	var fatal error
+	var once sync.Once
 	for name, step := range map[string]func(context.Context) (time.Duration, error){
 		"lanes": r.keepLanes, "read": r.readLanes, "work list": r.serveWorkList, "dead letters": r.serveDeadLetters,
 		"streams": r.watchStreams, "reconcile": r.reconcileOrWait,
 	} {
 		wg.Go(func() {
 			if err := r.loop(ctx, name, step); err != nil {
-				cancel(err)
+				once.Do(func() { fatal = err })
+				cancel()
 			}
 		})
 	}
 	wg.Wait()
-	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return nil
+	return fatal // not the context's cause: that may be the caller's own
 }
 
 // Wake makes the relay look at once instead of at its next poll. Any goroutine may call it.
@@ -177,7 +185,7 @@ func (r *Relay) Live() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name, at := range r.progress {
-		if idle := time.Since(at); idle > 30*time.Second {
+		if idle := time.Since(at); idle > stalled+r.patience {
 			return fmt.Errorf("loop %q has not turned for %v", name, idle.Round(time.Second))
 		}
 	}
@@ -347,8 +355,14 @@ func (r *Relay) queryCached(ctx context.Context, sql string, args []any, scan fu
 	return pg.QueryCached(ctx, r.pool, r.cfg.Schema.Render(sql), args, scan)
 }
 
-// queryTimeout bounds one statement: a connection that hangs must not hold a loop for ever.
-const queryTimeout = 30 * time.Second
+const (
+	// queryTimeout bounds one statement: a connection that hangs must not hold a loop for ever.
+	queryTimeout = 30 * time.Second
+	// stalled is how long a loop may make no turn, beside the one statement it may be waiting for.
+	stalled = 30 * time.Second
+	// longestRead is what a read of the lanes may take in the end: see readRows.
+	longestRead = 10 * time.Minute
+)
 
 func (r *Relay) exec(ctx context.Context, sql string, args ...any) error {
 	return r.query(ctx, sql, args, func(pgx.Rows) error { return nil })

@@ -24,11 +24,14 @@ func TestPublishAnswerIsJudgedByItsCode(t *testing.T) {
 	}{
 		{`{"stream":"TASKS","seq":123}`, acked, 123, false},
 		{`{"stream":"TASKS", "seq":7,"duplicate":true}`, acked, 7, true},
+		{`{"stream":"TASKS","seq":7,"duplicate": true}`, acked, 7, true}, // as nats-server writes it
 		{`{"stream":"TASKS","domain":"hub","seq":9}`, acked, 9, false},
 		{`{"error":{"code":503,"err_code":10077,"description":"maximum messages per subject exceeded"},"stream":"TASKS","seq":0}`, waits, 0, false},
 		{`{"error":{"code":400,"err_code":10060,"description":"expected stream does not match"},"stream":"X","seq":0}`, waits, 0, false},
 		{`{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`, waits, 0, false},
 		{`{"error":{"code":429,"err_code":10167,"description":"too many requests"}}`, waits, 0, false},
+		{`{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}`, waits, 0, false},
+		{`{"error":{"code":400,"err_code":10002,"description":"resource limits exceeded for account"}}`, waits, 0, false},
 		{`{"error":{"code":503,"err_code":19999,"description":"something new"}}`, waits, 0, false},
 		{`{"error":{"code":400,"err_code":10054,"description":"message size exceeds maximum allowed"}}`, refused, 0, false},
 		{`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence"}}`, refused, 0, false},

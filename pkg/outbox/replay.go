@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Dead letters are rebuilt from the table when their stream has been created anew: deleted by hand, or lost.
-// They carry Task-Replayed, and no events are sent again.
+// Dead letters are rebuilt from the table when their stream has been created anew (deleted by hand, or lost), or has
+// been put back to an older copy. They carry Task-Replayed, and no events are sent again.
 
 const replaySQL = `-- taskrelay: replay dead letters
 SELECT ` + deadColumns + `
@@ -27,6 +27,21 @@ SELECT dead_stream_created FROM {{schema}}.installation`
 
 const saveDeadStreamSQL = `-- taskrelay: save dead stream
 UPDATE {{schema}}.installation SET dead_stream_created = $1::timestamptz`
+
+const forgetDeadStreamSQL = `-- taskrelay: forget dead stream
+UPDATE {{schema}}.installation SET dead_stream_created = 'epoch'`
+
+// forgetLetters makes replayLetters send all letters again: the stream has lost some although it is still the same one.
+func (r *Relay) forgetLetters(ctx context.Context) error {
+	if err := r.exec(ctx, forgetDeadStreamSQL); err != nil {
+		return fmt.Errorf("forget dead stream: %w", err)
+	}
+	r.letters.replayed = time.Time{}
+	r.mu.Lock()
+	r.deadHighest = 0
+	r.mu.Unlock()
+	return nil
+}
 
 // replayLetters fills a dead stream that is not the one the letters were sent to. created is the stream's own time.
 // Should two relays do it at once, the ids are the same.

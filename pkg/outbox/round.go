@@ -30,6 +30,7 @@ type parcel struct {
 	id      string
 	task    int64
 	gen     int
+	resent  bool   // it is one of the lane's burst
 	highest uint64 // sequence known when it was sent
 	refusal error  // the server's answer, when it refused this message
 	passed  int64  // how many messages the relay had published at that time
@@ -42,8 +43,7 @@ func (r *Relay) readLanes(ctx context.Context) (time.Duration, error) {
 	if !r.nc.IsConnected() {
 		return r.cfg.PollMax, errNATSAway
 	}
-	began := time.Now()
-	r.resend(began)
+	r.resend(time.Now())
 	busy, more, err := r.readPages(ctx)
 	if err != nil {
 		if errors.Is(err, errOtherIncarnation) {
@@ -59,7 +59,7 @@ func (r *Relay) readLanes(ctx context.Context) (time.Duration, error) {
 	if busy {
 		wait = r.cfg.PollMin
 	}
-	r.rest(ctx, 4*time.Since(began), wait)
+	r.rest(ctx, min(4*r.pollTook, time.Second), wait)
 	return 0, nil
 }
 
@@ -85,9 +85,15 @@ func (r *Relay) rest(ctx context.Context, atLeast, atMost time.Duration) {
 // readPages takes a target, reads a page of each lane and publishes it. busy: something was read; more: some lane has
 // further pages that can be read at once.
 func (r *Relay) readPages(ctx context.Context) (busy, more bool, err error) {
+	began := time.Now()
 	target, err := r.takeTarget(ctx)
+	r.pollTook = time.Since(began) // in Postgres alone: publishing may take long, and is no reason to read less often
 	if err != nil {
 		return false, false, err
+	}
+	if r.nothingNew(target) {
+		r.noteRead()
+		return false, false, nil
 	}
 	lanes := r.readable(target)
 	if len(lanes) == 0 {
@@ -95,6 +101,7 @@ func (r *Relay) readPages(ctx context.Context) (busy, more bool, err error) {
 		return false, false, nil
 	}
 	pages, err := r.readRows(ctx, lanes)
+	r.pollTook = time.Since(began)
 	if err != nil {
 		return false, false, err
 	}
@@ -115,6 +122,7 @@ func (r *Relay) readPages(ctx context.Context) (busy, more bool, err error) {
 		p := &page{end: rd.read, last: len(rows) < lanes[i].limit && i != pages.cut, left: len(rows)}
 		if n := len(rows); n > 0 {
 			p.end = rows[n-1].keyAfter(rd.read, snapshotMax(rd.target.snapshot))
+			l.rowBytes = sizeOf(rows) / n
 			busy = true
 		}
 		rd.read, rd.last = p.end, p.last
@@ -130,7 +138,10 @@ func (r *Relay) readPages(ctx context.Context) (busy, more bool, err error) {
 	for _, p := range out {
 		r.send(p)
 	}
-	return busy, more, nil
+	if !busy {
+		err = r.noteCalm(ctx, target)
+	}
+	return busy, more, err
 }
 
 // takeTarget also checks that Postgres is still the one our positions describe.
@@ -138,9 +149,10 @@ func (r *Relay) takeTarget(ctx context.Context) (position, error) {
 	var p position
 	var incarnation *string
 	var standby bool
-	err := r.queryCached(ctx, targetSQL, nil, func(rows pgx.Rows) error {
-		return rows.Scan(&p.snapshot, &p.at, &incarnation, &standby)
-	})
+	qctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	// Alone and without settings: it runs at every poll, and one statement is its own transaction at any level.
+	err := r.pool.QueryRow(qctx, r.cfg.Schema.Render(targetSQL)).Scan(&p.snapshot, &p.at, &incarnation, &standby)
 	if pg.Code(err) == "0A000" {
 		return p, errOtherIncarnation // an unlogged table cannot be read in recovery
 	}
@@ -169,6 +181,12 @@ func (r *Relay) readable(target position) []laneRead {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var reads []laneRead
+	busy := 1
+	for _, l := range r.lanes {
+		if l.round != nil {
+			busy++
+		}
+	}
 	for _, l := range r.lanes {
 		switch {
 		case now.After(l.until), !l.waitUntil.IsZero(), len(l.again) > 0, len(l.pages) >= pagesInFlight,
@@ -176,6 +194,9 @@ func (r *Relay) readable(target position) []laneRead {
 			continue
 		}
 		lr := laneRead{lane: l, from: l.pos, limit: r.cfg.Batch}
+		if l.rowBytes > 0 { // large payloads must neither fill the memory nor keep the lanes behind from being read
+			lr.limit = min(lr.limit, max(readBytes/busy/l.rowBytes, 1))
+		}
 		if l.round != nil {
 			lr.round = *l.round
 		} else {
@@ -211,7 +232,12 @@ func (r *Relay) readRows(ctx context.Context, reads []laneRead) (pagesRead, erro
 	}
 	got := pagesRead{rows: make([][]pageRow, n), cut: -1}
 	var size int
-	err := r.queryCached(ctx, readSQL, []any{types, priorities, s, s2, t2, kx, ki, kr, kri, limit}, func(rows pgx.Rows) error {
+	r.mu.Lock()
+	patience := r.patience
+	r.mu.Unlock()
+	qctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := pg.QueryCached(qctx, r.pool, r.cfg.Schema.Render(readSQL), []any{types, priorities, s, s2, t2, kx, ki, kr, kri, limit}, func(rows pgx.Rows) error {
 		if size > readBytes {
 			return nil
 		}
@@ -228,10 +254,25 @@ func (r *Relay) readRows(ctx context.Context, reads []laneRead) (pagesRead, erro
 		}
 		return nil
 	})
+	// A statement walks past rows that are not to be published, such as millions scheduled by one transaction. Ended
+	// each time after the same time, it would never get past them.
+	if patience = min(2*patience, longestRead); !errors.Is(err, context.DeadlineExceeded) {
+		patience = queryTimeout
+	}
+	r.mu.Lock()
+	r.patience = patience
+	r.mu.Unlock()
 	if err != nil {
 		return got, fmt.Errorf("read lanes: %w", err)
 	}
 	return got, nil
+}
+
+func sizeOf(rows []pageRow) (n int) {
+	for i := range rows {
+		n += len(rows[i].payload) + headerOverhead
+	}
+	return n
 }
 
 // pack makes the messages of all pages.
@@ -268,6 +309,10 @@ func (r *Relay) answered(p *parcel, res published) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l := p.lane
+	if p.resent {
+		p.resent = false
+		l.resent--
+	}
 	switch res.verdict {
 	case acked:
 		r.counts.Published++
@@ -275,7 +320,7 @@ func (r *Relay) answered(p *parcel, res published) {
 			r.counts.Duplicates++
 		}
 		r.noteSequence(l, res.sequence, p.highest, res.duplicate)
-		l.waitUntil, l.waitStep, l.probing = time.Time{}, 0, false
+		l.waitUntil, l.waitStep = time.Time{}, 0
 		p.page.left--
 		r.advance(l, true)
 	case oversize:
@@ -295,17 +340,22 @@ func (r *Relay) answered(p *parcel, res published) {
 	}
 }
 
-// hold keeps a parcel to be published again and lets its lane wait, longer each time it is in vain.
+// hold keeps a parcel to be published again.
 func (r *Relay) hold(l *lane, p *parcel, err error) {
 	if l.dropped {
 		return
 	}
 	l.again = append(l.again, p)
+	r.wait(l, err)
+}
+
+// wait lets a lane that could not take a message rest, longer each time it is in vain; r.mu is held.
+func (r *Relay) wait(l *lane, err error) {
+	l.burst, l.listLimit = 1, 1
 	now := time.Now()
-	if now.Before(l.waitUntil) && !l.probing {
+	if now.Before(l.waitUntil) {
 		return // of the same wave
 	}
-	l.probing = false
 	l.waitStep = min(max(2*l.waitStep, waitFirst), waitLongest)
 	l.waitUntil = now.Add(l.waitStep)
 	if (l.waitStep == waitLongest || !full(err)) && l.notice.due(now) {
@@ -314,28 +364,28 @@ func (r *Relay) hold(l *lane, p *parcel, err error) {
 	}
 }
 
-// resend publishes again what lanes could not take, once their wait is over: first one parcel as a probe, the rest
-// when a probe has been accepted.
+// resend publishes again what lanes could not take, once their wait is over: one parcel, and as long as all are
+// accepted twice as many each time. [A lane that its workers keep full has room for a few; all at once would be
+// 2,000 publishes for each few, 40 times a second.]
 func (r *Relay) resend(now time.Time) {
 	var parcels []*parcel
 	r.mu.Lock()
 	for _, l := range r.lanes {
-		switch {
-		case now.After(l.until):
-		case len(l.again) == 0:
-			if now.After(l.waitUntil) { // the work list made it wait
-				l.waitUntil = time.Time{}
-			}
-		case l.waitUntil.IsZero():
-			parcels = append(parcels, l.again...)
+		if now.After(l.until) || l.resent > 0 || now.Before(l.waitUntil) {
+			continue
+		}
+		if len(l.again) == 0 {
+			l.waitUntil = time.Time{}
+			continue
+		}
+		n := min(max(l.burst, 1), len(l.again))
+		for _, p := range l.again[:n] {
+			p.resent = true
+		}
+		parcels = append(parcels, l.again[:n]...)
+		l.again, l.resent, l.burst = l.again[n:], n, 2*n
+		if len(l.again) == 0 {
 			l.again = nil
-		case now.After(l.waitUntil):
-			parcels = append(parcels, l.again[0])
-			l.again = l.again[1:]
-			l.waitUntil, l.probing = now.Add(2*publishTimeout), true // until the probe is answered
-			if len(l.again) == 0 {
-				l.again = nil
-			}
 		}
 	}
 	r.mu.Unlock()

@@ -25,7 +25,7 @@ func (r *Relay) RunOnce(ctx context.Context) (Counts, error) {
 
 func (r *Relay) onePass(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{
-		r.heartbeat, r.readSettings, r.discoverLanes,
+		r.readSettings, r.discoverLanes, // no heartbeat: others would share their lanes with a relay that is about to go
 		func(ctx context.Context) error { return r.shareLanes(ctx, true) },
 	} {
 		if err := step(ctx); err != nil {
@@ -52,10 +52,10 @@ func (r *Relay) onePass(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		_, types, priorities, _ := r.heldLanes(func(l *lane) bool { return l.waitUntil.IsZero() && r.settings.mayPublish(l.laneKey) })
+		lanes, types, priorities, _ := r.heldLanes(func(l *lane) bool { return l.waitUntil.IsZero() && r.settings.mayPublish(l.laneKey) })
 		n := 0
 		if len(types) > 0 {
-			if n, err = r.takeList(ctx, types, priorities); err != nil {
+			if n, _, err = r.takeList(ctx, lanes, types, priorities); err != nil {
 				return err
 			}
 		}
@@ -70,11 +70,14 @@ func (r *Relay) onePass(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("dead letters: %w", err)
 		}
-		if busy || n > 0 || wait == 0 || r.Counts().Published > before.Published {
+		after := r.Counts()
+		stored := after.Published + after.Republished - before.Published - before.Republished
+		// Rows of the list that a full lane did not take are no progress: they are back on it.
+		if busy || wait == 0 || stored > 0 || n > 0 && after.LanesWaiting == 0 {
 			idle = time.Now()
 			continue
 		}
-		if r.quiet() || time.Since(idle) > 2*waitLongest {
+		if n == 0 && r.quiet() || time.Since(idle) > 2*waitLongest {
 			return nil
 		}
 		r.rest(ctx, waitFirst, waitFirst)

@@ -46,6 +46,9 @@ func (r *Relay) streamConfigs() []jetstream.StreamConfig {
 func (r *Relay) ensureStreams(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	r.mu.Lock()
+	letters := r.deadHighest // before we ask, or a letter stored meanwhile would look like a loss
+	r.mu.Unlock()
 	for _, want := range r.streamConfigs() {
 		s, err := r.js.Stream(ctx, want.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -71,6 +74,11 @@ func (r *Relay) ensureStreams(ctx context.Context) error {
 			r.mu.Lock()
 			r.deadCreated = s.CachedInfo().Created
 			r.mu.Unlock()
+			if s.CachedInfo().State.LastSeq < letters {
+				if err := r.forgetLetters(ctx); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	r.mu.Lock()
@@ -97,11 +105,11 @@ func (r *Relay) explainStream(ctx context.Context, want jetstream.StreamConfig, 
 func (r *Relay) checkStream(ctx context.Context, want, have jetstream.StreamConfig) error {
 	owner, ok := have.Metadata[MetadataInstallation]
 	if ok && owner != r.installation {
-		return fatalError{fmt.Errorf("stream %s belongs to installation %s, this database is %s: one stream serves one installation; use another NATS_URL or set NAMESPACE",
+		return fatalError{fmt.Errorf("stream %s belongs to installation %s, this database is %s: one stream serves one installation; use another NATS_URL or set NAMESPACE (or delete the stream, if that database is gone)",
 			want.Name, owner, r.installation)}
 	}
 	if unsafe := unsafeSettings(want, have); len(unsafe) > 0 {
-		return fatalError{fmt.Errorf("stream %s would lose tasks: %s: mend it with nats stream edit, or delete it and the relay makes it anew",
+		return fatalError{fmt.Errorf("stream %[1]s would lose tasks: %[2]s: mend it with \"nats stream edit %[1]s\", or delete it and the relay makes it anew",
 			want.Name, strings.Join(unsafe, ", "))}
 	}
 	if !ok { // made by hand with good settings: it becomes ours
@@ -125,10 +133,15 @@ func unsafeSettings(want, have jetstream.StreamConfig) (unsafe []string) {
 	}
 	if want.Retention == jetstream.WorkQueuePolicy {
 		if have.Discard != want.Discard {
-			unsafe = append(unsafe, "discard policy is old, must be new")
+			unsafe = append(unsafe, "discard policy is old, must be new (--discard new)")
+		}
+		// A lane that is full would lose its oldest message for each new one. They are found again, but by a look that
+		// waits longer each time.
+		if want.DiscardNewPerSubject && !have.DiscardNewPerSubject && have.MaxMsgsPerSubject > 0 {
+			unsafe = append(unsafe, "discard per subject is off, must be on (--discard-per-subject)")
 		}
 		if have.MaxAge != 0 {
-			unsafe = append(unsafe, fmt.Sprintf("max age is %v, must be none", have.MaxAge))
+			unsafe = append(unsafe, fmt.Sprintf("max age is %v, must be none (--max-age 0)", have.MaxAge))
 		}
 	}
 	for _, s := range want.Subjects {

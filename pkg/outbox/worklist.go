@@ -19,12 +19,17 @@ import (
 
 const (
 	listTick   = 250 * time.Millisecond // the longest between two looks at the list
-	listBatch  = 500
+	listBatch  = 500                    // rows of a lane
+	listFirst  = 64                     // as long as the size of its payloads is not known
+	listBytes  = 8 << 20                // of a lane's payloads
 	confirmGap = 50 * time.Millisecond
 )
 
 // workList is the memory of serveWorkList.
 type workList struct {
+	seen uint64    // moves at the last look
+	next time.Time // when the next row is due, if nobody commits before
+
 	mu      sync.Mutex
 	confirm []look // answered well: to be looked at again in ten minutes
 	giveUp  []look // not stored: to be looked at again at once
@@ -42,11 +47,11 @@ type look struct {
 // Rows that are not to be published now are put where they belong in the same statement.
 const takeListSQL = `-- taskrelay: take work list
 WITH due AS (
-  SELECT d.id FROM unnest($1::text[], $2::text[]) AS l(biz_type, priority)
+  SELECT d.id FROM unnest($1::text[], $2::text[], $3::int[]) AS l(biz_type, priority, n)
   CROSS JOIN LATERAL (
     SELECT t.id FROM {{schema}}.task AS t
     WHERE t.biz_type = l.biz_type AND t.priority = l.priority AND t.republish_at IS NOT NULL AND t.republish_at <= now()
-    ORDER BY t.republish_at LIMIT $3::int FOR UPDATE OF t SKIP LOCKED) AS d
+    ORDER BY t.republish_at LIMIT l.n FOR UPDATE OF t SKIP LOCKED) AS d
 )
 UPDATE {{schema}}.task AS t SET republish_at = CASE
     WHEN t.status IN ('succeeded', 'dead', 'cancelled') THEN NULL
@@ -62,7 +67,7 @@ RETURNING t.id, t.created_at, t.biz_type, t.priority, t.biz_id, t.generation, t.
 
 // nextOnListSQL tells how long until the next row of our lanes is due.
 const nextOnListSQL = `-- taskrelay: next on work list
-SELECT (extract(epoch FROM min(n.republish_at) - clock_timestamp()) * 1000)::bigint
+SELECT (extract(epoch FROM least(min(n.republish_at), clock_timestamp() + interval '1 day') - clock_timestamp()) * 1000)::bigint
 FROM unnest($1::text[], $2::text[]) AS l(biz_type, priority)
 CROSS JOIN LATERAL (
   SELECT t.republish_at FROM {{schema}}.task AS t
@@ -73,17 +78,28 @@ CROSS JOIN LATERAL (
 // it is found then. The exact guard matters: a claim, a hand-back or an operator may have come first. The old dead
 // letter of a requeued row is deleted by now, so its mark goes too.
 const confirmListSQL = `-- taskrelay: confirm work list
+` + looksSQL + `
 UPDATE {{schema}}.task AS t
 SET republish_at = now() + least(interval '10 minutes' * power(2, least(t.looks, 10)), interval '1 day'), looks = t.looks + 1,
   dead_lettered_at = NULL
-FROM unnest($1::bigint[], $2::int[], $3::timestamptz[]) AS c(id, generation, guard)
-WHERE t.id = c.id AND t.generation = c.generation AND t.republish_at = c.guard`
+FROM mine WHERE t.id = mine.id`
 
 // giveUpListSQL brings rows whose message was not stored back to the head of the list.
 const giveUpListSQL = `-- taskrelay: give up looks
+` + looksSQL + `
 UPDATE {{schema}}.task AS t SET republish_at = now()
-FROM unnest($1::bigint[], $2::int[], $3::timestamptz[]) AS c(id, generation, guard)
-WHERE t.id = c.id AND t.generation = c.generation AND t.republish_at = c.guard`
+FROM mine WHERE t.id = mine.id`
+
+// looksSQL locks the rows that are still as the take left them. One that somebody else has locked is skipped: it is
+// looked at again 30 s after the take, and must not keep the looks of all lanes waiting. IS NOT DISTINCT FROM, because
+// an equality would allow the planner the index on republish_at.
+const looksSQL = `WITH mine AS (
+  SELECT k.id FROM unnest($1::bigint[], $2::int[], $3::timestamptz[]) AS c(id, generation, guard)
+  CROSS JOIN LATERAL (
+    SELECT t.id FROM {{schema}}.task AS t
+    WHERE t.id = c.id AND t.generation = c.generation AND t.republish_at IS NOT DISTINCT FROM c.guard
+    FOR UPDATE OF t SKIP LOCKED) AS k
+)`
 
 // serveWorkList publishes what is due on the list of our lanes. A lane that is full, paused or waiting is not read:
 // its rows stay where they are and cost nothing.
@@ -94,48 +110,66 @@ func (r *Relay) serveWorkList(ctx context.Context) (time.Duration, error) {
 	if !r.nc.IsConnected() {
 		return listTick, nil // readLanes says so
 	}
-	now := time.Now()
+	now, moves := time.Now(), r.moves()
+	if rest := r.list.next.Sub(now); moves == r.list.seen && rest > 0 {
+		return min(rest, listTick), nil // nobody has committed since, so nothing is due before
+	}
 	r.list.mu.Lock()
 	flying := r.list.flying
 	r.list.mu.Unlock()
-	_, types, priorities, _ := r.heldLanes(func(l *lane) bool {
-		return now.Before(l.until) && l.waitUntil.IsZero() && r.settings.mayPublish(l.laneKey)
+	skipped := false
+	lanes, types, priorities, _ := r.heldLanes(func(l *lane) bool {
+		may := now.Before(l.until) && l.waitUntil.IsZero()
+		skipped = skipped || !may
+		return may && r.settings.mayPublish(l.laneKey)
 	})
 	if len(types) == 0 || flying > publishWindow/2 {
 		return confirmGap, nil
 	}
-	n, err := r.takeList(ctx, types, priorities)
+	n, more, err := r.takeList(ctx, lanes, types, priorities)
 	if err != nil {
 		return 0, err
 	}
-	if n >= listBatch {
+	if more {
 		return 0, nil
 	}
-	var next *int64
-	err = r.queryCached(ctx, nextOnListSQL, []any{types, priorities}, func(rows pgx.Rows) error { return rows.Scan(&next) })
+	var ms *int64
+	err = r.queryCached(ctx, nextOnListSQL, []any{types, priorities}, func(rows pgx.Rows) error { return rows.Scan(&ms) })
 	if err != nil {
 		return 0, fmt.Errorf("next on work list: %w", err)
 	}
-	wait := listTick
-	if next != nil {
-		wait = min(wait, max(time.Duration(*next)*time.Millisecond+time.Millisecond, 2*time.Millisecond))
+	next := time.Hour
+	if ms != nil {
+		next = max(time.Duration(*ms)*time.Millisecond+time.Millisecond, 2*time.Millisecond)
 	}
+	if !skipped { // a lane that waits ends its wait without a commit
+		r.list.seen, r.list.next = moves, now.Add(next)
+	}
+	wait := min(next, listTick)
 	if n > 0 {
 		wait = min(wait, confirmGap)
 	}
 	return wait, nil
 }
 
-// takeList takes one batch and publishes it. It returns how many rows it looked at.
-func (r *Relay) takeList(ctx context.Context, types, priorities []string) (int, error) {
+// takeList takes one batch and publishes it. It returns how many rows it looked at, and whether a lane has more.
+func (r *Relay) takeList(ctx context.Context, lanes []*lane, types, priorities []string) (n int, more bool, err error) {
 	type taken struct {
 		record
 		look
 		attempt          int
 		lettered, wanted bool
 	}
+	limits := make([]int32, len(lanes))
+	r.mu.Lock()
+	for i, l := range lanes {
+		l.listLimit = cmp.Or(l.listLimit, listFirst)
+		limits[i] = int32(l.listLimit)
+	}
+	r.mu.Unlock()
 	var all []taken
-	err := r.query(ctx, takeListSQL, []any{types, priorities, listBatch}, func(rows pgx.Rows) error {
+	sizes := make(map[laneKey]batchSize)
+	err = r.query(ctx, takeListSQL, []any{types, priorities, limits}, func(rows pgx.Rows) error {
 		var t taken
 		var guard *time.Time
 		if err := rows.Scan(&t.record.id, &t.created, &t.bizType, &t.priority, &t.bizID, &t.generation, &t.looks, &t.phase,
@@ -146,11 +180,23 @@ func (r *Relay) takeList(ctx context.Context, types, priorities []string) (int, 
 			t.look = look{id: t.record.id, gen: t.generation, guard: *guard}
 		}
 		all = append(all, t)
+		key := laneKey{t.bizType, t.priority}
+		s := sizes[key]
+		sizes[key] = batchSize{s.rows + 1, s.bytes + len(t.payload)}
 		return nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("take work list: %w", err)
+		return 0, false, fmt.Errorf("take work list: %w", err)
 	}
+	r.mu.Lock()
+	for i, l := range lanes {
+		s := sizes[l.laneKey]
+		more = more || s.rows == int(limits[i])
+		if l.listLimit == int(limits[i]) { // else an answer has come meanwhile: the lane is full
+			l.listLimit = s.next(l.listLimit)
+		}
+	}
+	r.mu.Unlock()
 	for i := range all {
 		t := &all[i]
 		if !t.wanted {
@@ -168,25 +214,41 @@ func (r *Relay) takeList(ctx context.Context, types, priorities []string) (int, 
 		r.mu.Unlock()
 		r.publishLook(m, &t.record, t.look, t.phase == PhaseCompensate && t.attempt == 0 && t.looks == 0)
 	}
-	return len(all), nil
+	return len(all), more, nil
+}
+
+// batchSize is what a take has brought of one lane.
+type batchSize struct{ rows, bytes int }
+
+// next is how many rows the next take may bring, after one that was limited to this many: twice as many, as long as
+// their payloads are small.
+func (s batchSize) next(limit int) int {
+	if s.bytes > listBytes {
+		return max(limit/2, 1)
+	}
+	if s.rows == limit && s.bytes <= listBytes/2 {
+		return min(2*limit, listBatch)
+	}
+	return limit
 }
 
 // publishLook publishes a row of the list, with the event that execute has failed when compensation begins with it:
 // that event comes from the row, as the dead letter does, so that no crash loses it.
 func (r *Relay) publishLook(m *nats.Msg, rec *record, lk look, failed bool) {
 	id := messageID(r.installation, rec.id, rec.created.UnixMicro(), rec.generation, rec.looks)
-	open, stored := 1, true // guarded by list.mu
+	open, stored, final := 1, true, false // guarded by list.mu
 	if failed {
 		open = 2
 	}
-	end := func(ok bool) {
+	end := func(v verdict) {
 		r.list.mu.Lock()
 		open--
-		stored = stored && ok
+		stored = stored && v == acked
+		final = final || v == refused || v == oversize
 		done := open == 0
 		r.list.flying--
 		r.list.mu.Unlock()
-		if done {
+		if done && (stored || !final) { // a refused one is looked at again 30 s after the take, unless it is buried before
 			r.endLook(lk, stored)
 		}
 	}
@@ -195,12 +257,12 @@ func (r *Relay) publishLook(m *nats.Msg, rec *record, lk look, failed bool) {
 	r.list.mu.Unlock()
 	if failed {
 		r.pub.publish(r.event(rec, EventFailed), r.names.EventStream(), id+"."+EventFailed, func(res published) {
-			end(res.verdict == acked)
+			end(res.verdict)
 		})
 	}
 	r.pub.publish(m, r.names.Stream(), id, func(res published) {
 		r.lookAnswered(rec, res)
-		end(res.verdict == acked)
+		end(res.verdict)
 	})
 }
 
@@ -217,12 +279,17 @@ func (r *Relay) lookAnswered(rec *record, res published) {
 		if l != nil {
 			r.noteSequence(l, res.sequence, 0, res.duplicate)
 			l.dirty = true
+			l.waitStep = 0
 		}
 	case l == nil:
 	case res.verdict == oversize || tooLarge(res.err):
 		r.refusals = append(r.refusals, &parcel{lane: l, task: rec.id, gen: rec.generation, refusal: res.err})
-	case res.verdict == waits && l.waitUntil.IsZero():
-		l.waitUntil = time.Now().Add(waitFirst)
+	case res.verdict == refused:
+		if now := time.Now(); l.notice.due(now) {
+			r.log.Error().Err(res.err).Int64("task_id", rec.id).Str("biz_type", rec.bizType).Msg("message refused, trying again in 30 s")
+		}
+	case res.verdict == waits:
+		r.wait(l, res.err)
 	}
 }
 

@@ -205,6 +205,13 @@ CREATE TABLE {{schema}}.relay (
     seen_at    timestamptz NOT NULL DEFAULT now()
 );
 
+-- Letters of tasks that were deleted: the relay takes them out of the stream, which the table cannot reach.
+CREATE TABLE {{schema}}.letter_purge (
+    task_id  bigint PRIMARY KEY,
+    biz_type text COLLATE "C" NOT NULL,
+    added_at timestamptz NOT NULL DEFAULT now()
+);
+
 -- Who changed what and why, written in the transaction of the change.
 CREATE TABLE {{schema}}.audit (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

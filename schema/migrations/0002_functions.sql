@@ -91,7 +91,7 @@ CREATE FUNCTION {{schema}}.audit_reason(reason text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF reason IS NULL OR reason !~ '\S' THEN
+    IF reason IS NULL OR reason !~ '[^[:space:]]' THEN -- no backslash: with standard_conforming_strings off it would vanish
         RAISE EXCEPTION 'a reason is required'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'It is kept in {{schema}}.audit for whoever asks later.';
     END IF;
@@ -324,7 +324,51 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
+-- Deletes tasks for good, with their dead letters; their attempts stay in the log. The biz id is free again at once.
+-- A running one is refused: its worker would find no row for its result.
+-- +goose StatementBegin
+CREATE FUNCTION {{schema}}.delete_task(ids bigint[], reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM {{schema}}.audit_reason(delete_task.reason);
+    PERFORM t.id FROM {{schema}}.task AS t WHERE t.id = ANY (delete_task.ids) ORDER BY t.id FOR UPDATE;
+    RETURN QUERY
+    WITH before AS MATERIALIZED (
+        SELECT t.id, t.status, t.dead_lettered_at IS NOT NULL OR t.status = 'dead' AS lettered,
+            {{schema}}.audit_state(t.status, t.phase, t.generation, t.attempt, coalesce(t.next_attempt_at, t.run_at), t.cancel_requested_at) AS state
+        FROM {{schema}}.task AS t
+        WHERE t.id = ANY (delete_task.ids)
+    ), gone AS (
+        DELETE FROM {{schema}}.task AS t USING before AS b
+        WHERE t.id = b.id AND b.status <> 'running' AND t.status = b.status
+        RETURNING t.id, t.biz_type, t.biz_id, b.lettered, b.state
+    ), purge AS (
+        INSERT INTO {{schema}}.letter_purge (task_id, biz_type)
+        SELECT g.id, g.biz_type FROM gone AS g WHERE g.lettered
+        ON CONFLICT DO NOTHING
+    ), logged AS (
+        INSERT INTO {{schema}}.audit (actor, action, task_id, biz_type, biz_id, reason, before)
+        SELECT {{schema}}.audit_actor(), 'delete', g.id, g.biz_type, g.biz_id, delete_task.reason, g.state FROM gone AS g
+    )
+    SELECT w.id, g.id IS NOT NULL,
+        CASE WHEN g.id IS NOT NULL THEN NULL WHEN b.id IS NULL THEN 'no such task'
+            WHEN b.status = 'running' THEN 'it is running: cancel it first, or wait until it ends'
+            ELSE 'it changed meanwhile: try again' END
+    FROM (SELECT DISTINCT u.id FROM unnest(delete_task.ids) AS u (id) WHERE u.id IS NOT NULL) AS w
+    LEFT JOIN before AS b ON b.id = w.id
+    LEFT JOIN gone AS g ON g.id = w.id
+    ORDER BY w.id;
+END $$;
+-- +goose StatementEnd
+
 -- The same for one task each.
+CREATE FUNCTION {{schema}}.delete_task(task_id bigint, reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
+AS $$ SELECT r.id, r.changed, r.why_not FROM {{schema}}.delete_task(ARRAY[task_id], reason) AS r $$;
+
 CREATE FUNCTION {{schema}}.requeue(task_id bigint, reason text, allow_compensated boolean DEFAULT false)
 RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
 AS $$ SELECT r.id, r.changed, r.why_not FROM {{schema}}.requeue(ARRAY[task_id], reason, allow_compensated) AS r $$;
@@ -352,5 +396,6 @@ REVOKE ALL ON FUNCTION
     {{schema}}.reset(text, text, text, boolean, boolean),
     {{schema}}.run_now(bigint[], text), {{schema}}.run_now(bigint, text),
     {{schema}}.delay(bigint[], interval, text), {{schema}}.delay(bigint, interval, text),
-    {{schema}}.cancel(bigint[], text), {{schema}}.cancel(bigint, text)
+    {{schema}}.cancel(bigint[], text), {{schema}}.cancel(bigint, text),
+    {{schema}}.delete_task(bigint[], text), {{schema}}.delete_task(bigint, text)
 FROM PUBLIC;

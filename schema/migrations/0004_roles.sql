@@ -47,6 +47,7 @@ BEGIN
         GRANT UPDATE (xid, status, generation, looks, republish_at, next_attempt_at, finished_at, dead_at, dead_reason, dead_lettered_at,
             last_error, error_class) ON {{schema}}.task TO {{schema}}_relay;
         GRANT SELECT, INSERT, UPDATE, DELETE ON {{schema}}.lane, {{schema}}.relay TO {{schema}}_relay;
+        GRANT SELECT, DELETE ON {{schema}}.letter_purge TO {{schema}}_relay;
         GRANT SELECT, INSERT, DELETE ON {{schema}}.incarnation TO {{schema}}_relay;
         GRANT SELECT ON {{schema}}.installation TO {{schema}}_relay;
         GRANT UPDATE (system_identifier, stream_created, dead_stream_created, losses) ON {{schema}}.installation TO {{schema}}_relay;
@@ -76,7 +77,8 @@ BEGIN
             {{schema}}.reset(text, text, text, boolean, boolean),
             {{schema}}.run_now(bigint[], text), {{schema}}.run_now(bigint, text),
             {{schema}}.delay(bigint[], interval, text), {{schema}}.delay(bigint, interval, text),
-            {{schema}}.cancel(bigint[], text), {{schema}}.cancel(bigint, text) TO {{schema}}_operator;
+            {{schema}}.cancel(bigint[], text), {{schema}}.cancel(bigint, text),
+            {{schema}}.delete_task(bigint[], text), {{schema}}.delete_task(bigint, text) TO {{schema}}_operator;
     END IF;
 
     -- A viewer sees no payload, headers or result.
