@@ -274,10 +274,7 @@ func firstDifference(got, want string) string {
 // everything else works through it.
 func TestMigrateRefusesPoolerInTransactionMode(t *testing.T) {
 	t.Parallel()
-	bin, err := exec.LookPath("pgbouncer")
-	if err != nil {
-		t.Skip("pgbouncer is not installed: apt-get install pgbouncer")
-	}
+	bin := pgbouncer(t)
 	db := testenv.EmptyDB(t)
 	for _, mode := range []string{"default_pool_size=5", "default_pool_size=1", "server_round_robin=1"} {
 		url := startBouncer(t, bin, db, "transaction", mode)

@@ -2,72 +2,32 @@ package connect
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
-	"time"
+	"strconv"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// probeTime is how long the probe may take. A pooler with a single backend lets its last step wait.
-const probeTime = 2 * time.Second
-
-// forgetsStatements reports whether a pooler lends each transaction another backend, without carrying prepared
-// statements along: PgBouncer in transaction mode before 1.21, or without max_prepared_statements. By default pgx
-// prepares each statement once per connection; there it would fail for ever, with "already exists" (42P05) and "does
-// not exist" (26000) in turn.
+// ping asks Postgres for an answer, and tells whether a pooler such as PgBouncer gave it: a pooler hands out a process
+// number of its own when a session begins, because the backend may be another one for each transaction.
 //
-// It asks for exactly that: one session prepares a statement, another one takes the backend that was used last, and
-// the first uses its statement. A pooler busy with others may pass, so it is tried several times.
-func forgetsStatements(ctx context.Context, cfg *pgx.ConnConfig) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
-	defer cancel()
-	first, err := pgconn.ConnectConfig(ctx, &cfg.Config)
+// By default pgx prepares each statement once per connection. In transaction mode the next transaction's backend does
+// not know it, and every statement would fail for ever, with "already exists" (42P05) and "does not exist" (26000) in
+// turn. PgBouncer since 1.21 can carry statements along, and in session mode all is well; that cannot be told from
+// outside for certain, and not preparing ahead is right everywhere and costs little.
+func ping(ctx context.Context, pool *pgxpool.Pool) (pooled bool, err error) {
+	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer hangUp(first)
-	second, err := pgconn.ConnectConfig(ctx, &cfg.Config)
+	defer conn.Release()
+	// Below pgx: its simple protocol refuses sessions with standard_conforming_strings off.
+	results, err := conn.Conn().PgConn().Exec(ctx, "SELECT pg_backend_pid()").ReadAll()
 	if err != nil {
 		return false, err
 	}
-	defer hangUp(second)
-
-	for range 3 {
-		name := "taskrelay_probe_" + rand.Text()
-		if _, err := first.Prepare(ctx, name, "SELECT 1", nil); err != nil {
-			return false, err
-		}
-		if err := simple(ctx, second, "BEGIN; SELECT 1"); err != nil {
-			return false, err
-		}
-		err := first.ExecPrepared(ctx, name, nil, nil, nil).Read().Err
-		var server *pgconn.PgError
-		switch {
-		case errors.As(err, &server):
-			return server.Code == "26000", nil
-		case err != nil && ctx.Err() != nil:
-			return true, nil // it waits for the other session's backend
-		case err != nil:
-			return false, err
-		}
-		if err := simple(ctx, second, "ROLLBACK"); err != nil {
-			return false, err
-		}
-		if err := first.Deallocate(ctx, name); err != nil {
-			return false, err
-		}
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 1 {
+		return false, errors.New("no row for SELECT pg_backend_pid()")
 	}
-	return false, nil
-}
-
-func simple(ctx context.Context, c *pgconn.PgConn, sql string) error {
-	return c.Exec(ctx, sql).Close()
-}
-
-func hangUp(c *pgconn.PgConn) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = c.Close(ctx)
+	return string(results[0].Rows[0][0]) != strconv.FormatUint(uint64(conn.Conn().PgConn().PID()), 10), nil
 }

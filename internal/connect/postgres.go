@@ -3,7 +3,7 @@
 // Properties:
 //   - An outage is waited for, however long it lasts, and its reason is in the log every few seconds.
 //   - What waiting cannot mend (wrong password, no such database) is returned as an error.
-//   - A pooler in transaction mode is noticed, and no statement is prepared that it would forget.
+//   - A pooler is noticed, and no statement is prepared that it would forget.
 //   - No password is in any error or log line.
 package connect
 
@@ -56,17 +56,18 @@ func Postgres(ctx context.Context, url, name string, logger zerolog.Logger) (*pg
 
 	address := net.JoinHostPort(cfg.ConnConfig.Host, strconv.Itoa(int(cfg.ConnConfig.Port))) + "/" + cfg.ConnConfig.Database
 	notice := every{interval: logEvery}
-	ping := func() error {
+	var pooled bool
+	try := func() (err error) {
 		pctx, cancel := context.WithTimeout(ctx, pingTimeout)
 		defer cancel()
-		err := pool.Ping(pctx)
+		pooled, err = ping(pctx, pool)
 		if err != nil && !waitingHelps(err) {
 			return backoff.Permanent(err)
 		}
 		return err
 	}
 	var last error
-	err = backoff.RetryNotify(ping, backoff.WithContext(forever(), ctx), func(err error, d time.Duration) {
+	err = backoff.RetryNotify(try, backoff.WithContext(forever(), ctx), func(err error, d time.Duration) {
 		last = err
 		if notice.due() {
 			logger.Warn().Str("component", "postgres").Str("address", address).AnErr("error", Reason(err)).Dur("delay", d).
@@ -81,15 +82,11 @@ func Postgres(ctx context.Context, url, name string, logger zerolog.Logger) (*pg
 		return nil, fmt.Errorf("connect to Postgres at %s: %w", address, Reason(err))
 	}
 	logger.Info().Str("component", "postgres").Str("address", address).Msg("connected")
-	if strings.Contains(url, "default_query_exec_mode") {
-		return pool, nil // the operator has decided
-	}
-	// An error says nothing about a pooler (a limit on connections, say): then all stays as it is.
-	if forgets, err := forgetsStatements(ctx, cfg.ConnConfig); err != nil || !forgets {
+	if !pooled || strings.Contains(url, "default_query_exec_mode") { // there the operator has decided
 		return pool, nil
 	}
 	logger.Info().Str("component", "postgres").Str("address", address).
-		Msg("a pooler in transaction mode: statements are not prepared ahead (default_query_exec_mode=cache_describe)")
+		Msg("a pooler answers: no statement is prepared ahead (default_query_exec_mode=cache_describe)")
 	pool.Close()
 	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 	return pgxpool.NewWithConfig(ctx, cfg)

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -68,7 +69,9 @@ func query(ctx context.Context, pool *pgxpool.Pool, settings []string, sql strin
 		}
 		if err != nil && conn.Conn().PgConn().TxStatus() != 'I' && !conn.Conn().IsClosed() {
 			// A connection left in a failed transaction would be thrown away by the pool.
-			_, _ = conn.Exec(context.WithoutCancel(ctx), "ROLLBACK")
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer cancel()
+			_, _ = conn.Exec(ctx, "ROLLBACK")
 		}
 	}()
 	if _, err := br.Exec(); err != nil {

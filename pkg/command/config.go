@@ -2,14 +2,12 @@ package command
 
 import (
 	"cmp"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"github.com/taskrelay/taskrelay/internal/process"
 	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
 
@@ -44,7 +42,7 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 	c.Lease = cmp.Or(c.Lease, 30*time.Second)
 	c.Grace = max(cmp.Or(c.Grace, 25*time.Second), 0)
 	c.NakMax = cmp.Or(c.NakMax, 30*time.Second)
-	c.Name = cmp.Or(c.Name, processName())
+	c.Name = cmp.Or(c.Name, process.Name())
 	if err := c.Schema.Validate(); err != nil {
 		return c, err
 	}
@@ -61,19 +59,4 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 		return c, fmt.Errorf("nak max is %v, must be 0 to 1h", c.NakMax)
 	}
 	return c, nil
-}
-
-// processName is unique per process and run, and tells a person where to look.
-func processName() string {
-	var b [3]byte
-	_, _ = rand.Read(b[:])
-	return fmt.Sprintf("%s-%d-%s", hostname(), os.Getpid(), hex.EncodeToString(b[:]))
-}
-
-func hostname() string {
-	host, err := os.Hostname()
-	if err != nil {
-		return "unknown"
-	}
-	return host
 }

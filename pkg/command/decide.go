@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/taskrelay/taskrelay/internal/text"
 	"github.com/taskrelay/taskrelay/pkg/retry"
 )
 
@@ -178,8 +179,8 @@ func explain(err error) (x explanation) {
 	}()
 	var snooze *snoozeError
 	var cancel *cancelError
-	x.text = storable(err.Error(), maxErrorText)
-	x.class = storable(errorClass(err), maxClassText)
+	x.text = text.Storable(err.Error(), maxErrorText)
+	x.class = text.Storable(errorClass(err), maxClassText)
 	x.permanent = retry.IsPermanent(err)
 	x.delay, x.delayed = retry.AfterDelay(err)
 	x.delay = clampDelay(x.delay)

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/taskrelay/taskrelay/internal/text"
 	"github.com/taskrelay/taskrelay/pkg/retry"
 )
 
@@ -137,7 +138,7 @@ func TestJudge(t *testing.T) {
 func TestStorableIsValidShortAndMarked(t *testing.T) {
 	for _, s := range []string{"", "plain", "a\x00b", "\xff\xfe", strings.Repeat("ü", 5000), strings.Repeat("\xf0\x9f\x98\x80", 3000),
 		strings.Repeat("\xff", 9000), "x" + strings.Repeat("€", 4000)} {
-		got := storable(s, maxErrorText)
+		got := text.Storable(s, maxErrorText)
 		if len(got) > maxErrorText || !utf8.ValidString(got) || strings.ContainsRune(got, 0) || strings.ContainsRune(got, utf8.RuneError) {
 			t.Errorf("%.20q of %d bytes became %d bytes, valid %v", s, len(s), len(got), utf8.ValidString(got))
 		}
@@ -145,7 +146,7 @@ func TestStorableIsValidShortAndMarked(t *testing.T) {
 			t.Errorf("%.20q of %d bytes: marked as cut: %v", s, len(s), cut)
 		}
 	}
-	if got := storable("plain", maxErrorText); got != "plain" {
+	if got := text.Storable("plain", maxErrorText); got != "plain" {
 		t.Errorf("got %q", got)
 	}
 }

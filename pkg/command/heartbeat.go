@@ -66,6 +66,9 @@ func (w *Worker) heartbeatLoop(ctx context.Context) {
 				due = append(due, a)
 			}
 		}
+		if len(due) == 0 {
+			w.health.clear("heartbeat") // what could not be renewed is settled by now; no later beat would say so
+		}
 		for len(due) > 0 && ctx.Err() == nil {
 			n := min(len(due), batchSize)
 			w.beat(ctx, due[:n])

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/taskrelay/taskrelay/internal/pg"
+	"github.com/taskrelay/taskrelay/internal/process"
 )
 
 const presenceTick = 10 * time.Second
@@ -71,7 +72,7 @@ func (w *Worker) sayAlive(ctx context.Context) error {
 		types[i] = d.b.bizType
 		running += d.busy()
 	}
-	if err := pg.Exec(ctx, w.pool, w.sql.sayAlive, w.cfg.Name, hostname(), os.Getpid(), w.cfg.Version, types, running); err != nil {
+	if err := pg.Exec(ctx, w.pool, w.sql.sayAlive, w.cfg.Name, process.Host(), os.Getpid(), w.cfg.Version, types, running); err != nil {
 		return err
 	}
 	type typeRow struct{ maxAttempts, concurrency, workers int }

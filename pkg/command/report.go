@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/taskrelay/taskrelay/internal/text"
 )
 
 // report counts and logs one settled attempt. No payloads: they may hold secrets.
@@ -82,7 +84,7 @@ func (w *Worker) complain(subject string, log func()) {
 func (w *Worker) foreignMessage(a *attempt) {
 	w.stats.Foreign.Add(1)
 	theirs := header(a.msg.Header, "Task-Installation")
-	err := errForeignMessage{theirs: storable(theirs, 64), ours: w.installation}
+	err := errForeignMessage{theirs: text.Storable(theirs, 64), ours: w.installation}
 	w.health.set("foreign messages", err, w.now()+time.Minute)
 	w.complain("foreign "+theirs, func() {
 		w.log.Error().Err(err).Str("subject", a.msg.Subject).Msg("message of another installation left alone")

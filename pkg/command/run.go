@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"runtime/debug"
 	"time"
+
+	"github.com/taskrelay/taskrelay/internal/text"
 )
 
 // slot runs attempts one after another while any is ready.
@@ -71,7 +73,7 @@ func (w *Worker) call(ctx context.Context, a *attempt) (json.RawMessage, error) 
 
 // panicked makes a failure of a panic. r is nil when the handler called runtime.Goexit (t.FailNow does).
 func panicked(r any) ending {
-	e := ending{outcome: outcomePanic, stack: storable(string(debug.Stack()), maxStackText)}
+	e := ending{outcome: outcomePanic, stack: text.Storable(string(debug.Stack()), maxStackText)}
 	switch r := r.(type) {
 	case nil:
 		e.err = errors.New("handler called runtime.Goexit")

@@ -2,13 +2,12 @@ package outbox
 
 import (
 	"cmp"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/taskrelay/taskrelay/internal/process"
 )
 
 // RelayConfig says how a relay works. The zero value is a relay for the default schema.
@@ -48,7 +47,7 @@ func (c RelayConfig) withDefaults() (RelayConfig, error) {
 	c.PollMin = cmp.Or(c.PollMin, 5*time.Millisecond)
 	c.PollMax = cmp.Or(c.PollMax, 20*time.Millisecond)
 	c.Reconcile = cmp.Or(c.Reconcile, 30*time.Second)
-	c.Name = cmp.Or(c.Name, processName())
+	c.Name = cmp.Or(c.Name, process.Name())
 	if err := c.Schema.Validate(); err != nil {
 		return c, err
 	}
@@ -73,15 +72,4 @@ func (c RelayConfig) withDefaults() (RelayConfig, error) {
 		return c, fmt.Errorf("reconcile time %v must be at least 100ms", c.Reconcile)
 	}
 	return c, nil
-}
-
-// processName is unique per process and run, and tells a person where to look.
-func processName() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	var b [3]byte
-	_, _ = rand.Read(b[:])
-	return fmt.Sprintf("%s-%d-%s", host, os.Getpid(), hex.EncodeToString(b[:]))
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/taskrelay/taskrelay/internal/process"
 )
 
 // A lane is one biz type at one priority. A relay leases lanes; for each it holds, it keeps the position in memory and
@@ -143,7 +145,7 @@ func (r *Relay) heartbeat(ctx context.Context) error {
 	r.mu.Lock()
 	n := len(r.lanes)
 	r.mu.Unlock()
-	if err := r.exec(ctx, heartbeatSQL, r.cfg.Name, hostname(), os.Getpid(), r.cfg.Version, n, r.cfg.BizTypes); err != nil {
+	if err := r.exec(ctx, heartbeatSQL, r.cfg.Name, process.Host(), os.Getpid(), r.cfg.Version, n, r.cfg.BizTypes); err != nil {
 		return fmt.Errorf("relay heartbeat: %w", err)
 	}
 	return nil
@@ -170,6 +172,9 @@ func (r *Relay) readSettings(ctx context.Context) error {
 		return fmt.Errorf("read settings: %w", err)
 	}
 	r.mu.Lock()
+	if s.losses > r.settings.losses { // what we know of sequences is about what another relay has seen to be lost
+		r.rewound, r.highest = false, 0
+	}
 	r.settings = s
 	r.stir() // once in a while
 	r.mu.Unlock()

@@ -5,9 +5,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/taskrelay/taskrelay/internal/text"
 )
 
 // message makes the message of a task: the body is the payload, byte for byte, the rest is headers.
@@ -79,20 +80,7 @@ func headerName(k string) bool {
 // headerText makes one line of at most 1 KiB of an error text, cut on a rune.
 func headerText(s string) string {
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }), " ")
-	return cutText(s, 1024)
-}
-
-// cutText cuts a text on a rune, marked, so that it has at most limit bytes.
-func cutText(s string, limit int) string {
-	const mark = "… [cut]"
-	if len(s) <= limit {
-		return s
-	}
-	end := limit - len(mark)
-	for end > 0 && !utf8.RuneStart(s[end]) {
-		end--
-	}
-	return s[:end] + mark
+	return text.Storable(s, 1024)
 }
 
 func headerTime(t *time.Time) string {

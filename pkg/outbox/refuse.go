@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/taskrelay/taskrelay/internal/pg"
+	"github.com/taskrelay/taskrelay/internal/text"
 )
 
 // buryRefusedSQL ends a task whose message no server takes, so that it stops its lane no longer.
@@ -37,7 +38,7 @@ func (r *Relay) buryRefused(ctx context.Context) error {
 			reason = "oversize"
 		}
 		var buried int64
-		args := []any{p.task, p.gen, reason, cutText(p.refusal.Error(), 8<<10)}
+		args := []any{p.task, p.gen, reason, text.Storable(p.refusal.Error(), 8<<10)}
 		qctx, cancel := context.WithTimeout(ctx, queryTimeout)
 		err := pg.QueryLocked(qctx, r.pool, r.cfg.Schema.Render(buryRefusedSQL), args, func(rows pgx.Rows) error { return rows.Scan(&buried) })
 		cancel()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -366,12 +365,4 @@ const (
 
 func (r *Relay) exec(ctx context.Context, sql string, args ...any) error {
 	return r.query(ctx, sql, args, func(pgx.Rows) error { return nil })
-}
-
-func hostname() string {
-	h, err := os.Hostname()
-	if err != nil {
-		return "unknown"
-	}
-	return h
 }

@@ -1,19 +1,14 @@
-package command
+// Package text makes texts of any origin fit for a column and a header.
+package text
 
 import (
 	"strings"
 	"unicode/utf8"
 )
 
-const (
-	maxErrorText = 8 << 10
-	maxStackText = 32 << 10
-	maxClassText = 64
-)
-
-// storable makes of any string one that Postgres takes as text, of at most limit bytes: valid UTF-8, no NUL, cut on
+// Storable makes of any string one that Postgres takes as text, of at most limit bytes: valid UTF-8, no NUL, cut on
 // a rune and marked.
-func storable(s string, limit int) string {
+func Storable(s string, limit int) string {
 	const mark = "… [cut]"
 	cut := len(s) > limit
 	if cut {
