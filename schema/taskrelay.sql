@@ -368,7 +368,9 @@ BEGIN
         UPDATE taskrelay.task AS t
         SET status = 'pending', phase = 'execute', attempt = 0, generation = t.generation + 1, looks = 0,
             republish_at = now(), next_attempt_at = now(),
-            finished_at = NULL, dead_at = NULL, dead_reason = NULL, -- dead_lettered_at stays: by it the relay deletes the old letter
+            -- By dead_lettered_at the relay deletes the old letter, also one that is on its way at this moment.
+            dead_lettered_at = coalesce(t.dead_lettered_at, t.dead_at),
+            finished_at = NULL, dead_at = NULL, dead_reason = NULL,
             lease_owner = NULL, lease_token = NULL, lease_until = NULL, started_at = NULL,
             cancel_requested_at = NULL, expires_at = NULL, result = NULL,
             cause = NULL, execute_attempts = NULL, compensation = 'none' -- last_error stays for the reader until the next success
@@ -418,6 +420,7 @@ BEGIN
         UPDATE taskrelay.task AS t
         SET status = 'pending', phase = 'execute', attempt = 0, generation = t.generation + 1, looks = 0,
             republish_at = now(), next_attempt_at = now(),
+            dead_lettered_at = coalesce(t.dead_lettered_at, t.dead_at),
             finished_at = NULL, dead_at = NULL, dead_reason = NULL,
             lease_owner = NULL, lease_token = NULL, lease_until = NULL, started_at = NULL,
             cancel_requested_at = NULL, expires_at = NULL, result = NULL,

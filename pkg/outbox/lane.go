@@ -38,6 +38,7 @@ type lane struct {
 	again     []*parcel // to be published again: the lane could not take them, or nobody knows
 	waitUntil time.Time // zero: not waiting
 	waitStep  time.Duration
+	trouble   error // why it waits, when that is not that it is full
 	notice    notices
 	burst     int  // how many of again go out next: one after a refusal, then twice as many each time
 	resent    int  // how many of them have no answer yet

@@ -209,6 +209,11 @@ func (r *Relay) Ready() error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
+	for _, l := range r.lanes {
+		if l.trouble != nil && l.waitStep == waitLongest {
+			return fmt.Errorf("tasks of %s (%s) cannot be published: %w", l.bizType, l.priority, l.trouble)
+		}
+	}
 	if since := time.Since(r.lastRead); since > 10*time.Second {
 		return fmt.Errorf("no lane was read for %v", since.Round(time.Second))
 	}

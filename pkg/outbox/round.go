@@ -320,7 +320,7 @@ func (r *Relay) answered(p *parcel, res published) {
 			r.counts.Duplicates++
 		}
 		r.noteSequence(l, res.sequence, p.highest, res.duplicate)
-		l.waitUntil, l.waitStep = time.Time{}, 0
+		l.waitUntil, l.waitStep, l.trouble = time.Time{}, 0, nil
 		p.page.left--
 		r.advance(l, true)
 	case oversize:
@@ -355,6 +355,9 @@ func (r *Relay) wait(l *lane, err error) {
 	now := time.Now()
 	if now.Before(l.waitUntil) {
 		return // of the same wave
+	}
+	if !full(err) { // a full lane is ordinary: its workers are slower than its producers
+		l.trouble = err
 	}
 	l.waitStep = min(max(2*l.waitStep, waitFirst), waitLongest)
 	l.waitUntil = now.Add(l.waitStep)

@@ -279,7 +279,7 @@ func (r *Relay) lookAnswered(rec *record, res published) {
 		if l != nil {
 			r.noteSequence(l, res.sequence, 0, res.duplicate)
 			l.dirty = true
-			l.waitStep = 0
+			l.waitStep, l.trouble = 0, nil
 		}
 	case l == nil:
 	case res.verdict == oversize || tooLarge(res.err):

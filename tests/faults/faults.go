@@ -116,7 +116,7 @@ func (c *run) breakThings() {
 	for end := time.Now().Add(c.o.duration); time.Now().Before(end); {
 		first := b.next("")
 		var second *fault
-		if len(b.all) > 1 && c.rand.IntN(3) == 0 {
+		if len(b.all) > 1 && c.rand.Float64() < c.o.pairs {
 			second = b.next(first.touches)
 		}
 		c.inject(first, second)
@@ -140,7 +140,7 @@ func (c *run) inject(f, second *fault) {
 			name += ", and " + second.name
 			hold = max(hold, second.draw(c.rand))
 			unseen = unseen || second.unseen
-			f = &fault{name: "two at once", unseen: unseen}
+			f = &fault{name: "two at once"}
 		}
 	}
 	var took time.Duration
@@ -158,7 +158,7 @@ func (c *run) inject(f, second *fault) {
 	}
 	c.results.add(f, held, took, ok)
 	if unseen {
-		c.tenMinutesLater(since) // else the next recovery would be that of this fault
+		c.tenMinutesLater() // else the next recovery would be that of this fault
 	}
 	if !ok {
 		c.note("%s: held %.2fs, NOT RECOVERED within %v: %s", name, held.Seconds(), c.o.patience, c.waitingFor(since))

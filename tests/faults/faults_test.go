@@ -33,9 +33,10 @@ func TestMain(m *testing.M) {
 // Issue 3: whatever dies, a committed task is done or visibly dead, a stale worker changes nothing, and nobody repairs
 // by hand.
 func TestNothingIsLostWhateverDies(t *testing.T) {
-	o := options{duration: *duration, seed: *seed, rate: *rate, only: regexp.MustCompile(*only), logs: *logs, patience: 60 * time.Second, deadline: 2 * time.Minute, mostOpen: 5000}
-	if o.duration == 0 {
-		o.duration, o.patience, o.deadline, o.mostOpen = 25*time.Second, 15*time.Second, 40*time.Second, 1500
+	o := options{duration: *duration, seed: *seed, rate: *rate, only: regexp.MustCompile(*only), logs: *logs, pairs: 0.3,
+		patience: 60 * time.Second, deadline: 2 * time.Minute, mostOpen: 5000}
+	if o.duration == 0 { // little time: mostly two faults at once, and no long wait for a recovery that is only measured
+		o.duration, o.pairs, o.patience, o.deadline, o.mostOpen = 20*time.Second, 0.7, 10*time.Second, time.Minute, 1500
 	}
 	summary = "the run did not come to its end"
 	c := newRun(t, o)

@@ -41,6 +41,7 @@ type options struct {
 	patience time.Duration  // for one recovery
 	deadline time.Duration  // to finish everything when the faults have stopped
 	mostOpen int            // producers wait while more tasks are open
+	pairs    float64        // share of faults that come with a second one
 	only     *regexp.Regexp // matches the names of the faults that may come
 	logs     string         // a directory for the logs of all processes; empty: none are kept
 }
@@ -280,19 +281,20 @@ UPDATE taskrelay.task SET republish_at = greatest(now(), next_attempt_at)
 WHERE id >= $1 AND finished_at IS NULL AND republish_at > now() + interval '30 seconds'
   AND (status IN ('pending', 'retrying') OR lease_until < now())`
 
-// tenMinutesLater ends the wait of rows on the work list whose message was taken away unseen before an instant, once the
-// attempts that ran then are over: they may give back a message that is gone. Nothing else waits that long.
-func (c *run) tenMinutesLater(since time.Time) {
-	testenv.Eventually(c.t, c.o.patience, func() error {
+// tenMinutesLater ends the wait of rows on the work list whose message was taken away unseen, once the attempts that run
+// now are over: they may give back a message that is gone. Nothing else waits that long.
+func (c *run) tenMinutesLater() {
+	called := time.Now()
+	testenv.Eventually(c.t, c.o.deadline, func() error {
 		ctx, cancel := context.WithTimeout(c.t.Context(), 3*time.Second)
 		defer cancel()
 		var running int
 		if err := c.db.Pool.QueryRow(ctx, `SELECT count(*) FROM taskrelay.task
-			WHERE id >= $1 AND status = 'running' AND started_at < $2 AND lease_until >= now()`, c.low, since).Scan(&running); err != nil {
+			WHERE id >= $1 AND status = 'running' AND started_at < $2 AND lease_until >= now()`, c.low, called).Scan(&running); err != nil {
 			return err
 		}
 		if running > 0 {
-			return fmt.Errorf("%d tasks have been running since before the fault", running)
+			return fmt.Errorf("%d tasks have been running since the fault", running)
 		}
 		_, err := c.db.Pool.Exec(ctx, tenMinutesSQL, c.low)
 		return err
