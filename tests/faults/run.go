@@ -275,9 +275,10 @@ func (c *run) lanes(ctx context.Context) (text string) {
 	return text
 }
 
-// tenMinutesSQL does what time would do to rows whose message was lost unseen: the relay looks at them again.
+// tenMinutesSQL does what time would do to rows whose message was lost unseen: the relay looks at them again. By then the
+// stream would have forgotten the message's id, so the look gets one of its own.
 const tenMinutesSQL = `
-UPDATE taskrelay.task SET republish_at = greatest(now(), next_attempt_at)
+UPDATE taskrelay.task SET republish_at = greatest(now(), next_attempt_at), looks = looks + 1
 WHERE id >= $1 AND finished_at IS NULL AND republish_at > now() + interval '30 seconds'
   AND (status IN ('pending', 'retrying') OR lease_until < now())`
 
