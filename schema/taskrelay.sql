@@ -748,10 +748,11 @@ CROSS JOIN LATERAL (
         FROM pg_snapshot_xip(k.snapshot) AS x (xid)
         CROSS JOIN LATERAL (
             SELECT coalesce(t.run_at, t.created_at) AS due FROM taskrelay.task AS t
-            WHERE t.biz_type = k.biz_type AND t.priority = k.priority AND t.xid = x.xid
-                AND t.id > CASE WHEN x.xid = k.key_xid THEN k.key_id ELSE -1 END
+            WHERE t.biz_type = k.biz_type AND t.priority = k.priority
+                -- A range, not an equality: with that the planner may walk the primary key.
+                AND (t.xid, t.id) > (x.xid, CASE WHEN x.xid = k.key_xid THEN k.key_id ELSE -1 END) AND t.xid <= x.xid
                 AND t.status = 'pending' AND t.generation = 0 AND t.republish_at IS NULL AND (t.run_at IS NULL OR t.run_at <= now())
-            ORDER BY t.id LIMIT 10000
+            ORDER BY t.xid, t.id LIMIT 10000
         ) AS r
         WHERE x.xid >= k.key_xid
         UNION ALL

@@ -82,7 +82,7 @@ func TestRetriesUseOneKeyAndGrowingDelays(t *testing.T) {
 			continue
 		}
 		want := 200 * time.Millisecond << (i - 1)
-		if gap := c.At.Sub(calls[i-1].Ended); gap < want-10*time.Millisecond || gap > want+2*time.Second {
+		if gap := c.At.Sub(calls[i-1].Ended); gap < want-10*time.Millisecond || gap > want+15*time.Second { // late by what a busy machine takes, never early
 			t.Errorf("gap before attempt %d: got %v, want %v", i+1, gap, want)
 		}
 	}
