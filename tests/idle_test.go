@@ -51,8 +51,7 @@ func TestWakeUpDoesNotWaitForThePoll(t *testing.T) {
 	t.Parallel()
 	e := testenv.New(t)
 	e.RunRelay(func(c *outbox.RelayConfig) { c.PollMin, c.PollMax = time.Hour, time.Hour })
-	s := e.NATS.WaitStream(t, "TASKS")
-	_ = s
+	e.NATS.WaitStream(t, "TASKS")
 	testenv.Eventually(t, soon, func() error { // the lane is found at its own pace, the read needs the hint
 		e.Insert(t, "ORDER_PAYMENT")
 		if err := outbox.WakeUp(e.NATS.Conn, ""); err != nil {

@@ -37,8 +37,6 @@ type BizType struct {
 }
 
 // The pattern of DESIGN section 2: one subject token.
-var bizTypeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
-
 const bizTypeForm = "a biz type: 1 to 63 letters, digits, _ and -, beginning with a letter or digit"
 
 // bizTypePrefix is the beginning of a type's variables, without the last underscore.

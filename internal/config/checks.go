@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
+
+	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
 
 // checks collects what is wrong, so that one start shows it all.
@@ -47,7 +49,7 @@ func (c *checks) oneOf(name, got string, choices ...string) {
 
 func (c *checks) bizTypes(name string, list List) {
 	for _, item := range list {
-		if !bizTypeName.MatchString(item) {
+		if outbox.ValidateBizType(item) != nil {
 			c.add(Invalid(name, "%q: expected %s", item, bizTypeForm))
 		}
 	}
@@ -99,8 +101,6 @@ func (c *checks) email(name, address string) {
 
 var (
 	schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,40}$`)
-	// No underscore: eu-1 and eu_1 would share the stream EU_1_TASKS.
-	namespace = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
 	// With these the subjects would lie among those of an installation without a namespace.
 	reserved = []string{"tasks", "dead", "events", "taskrelay"}
 )
@@ -109,7 +109,7 @@ func (s *Common) check(c *checks) {
 	if !schemaName.MatchString(s.Schema) || strings.HasPrefix(s.Schema, "pg_") {
 		c.add(Invalid("SCHEMA", "%q: expected lower-case letters, digits and _, at most 41, not beginning with a digit or pg_", s.Schema))
 	}
-	if s.Namespace != "" && (!namespace.MatchString(s.Namespace) || slices.Contains(reserved, s.Namespace)) {
+	if (outbox.Names{Namespace: s.Namespace}).Validate() != nil {
 		c.add(Invalid("NAMESPACE", "%q: expected lower-case letters, digits and -, at most 32, beginning with a letter; not %s", s.Namespace, strings.Join(reserved, ", ")))
 	}
 	c.oneOf("LOG_LEVEL", s.LogLevel, "trace", "debug", "info", "warn", "error", zerolog.Disabled.String())

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"regexp"
 	"slices"
 	"time"
 
@@ -46,8 +45,6 @@ type binding struct {
 	title       string
 	runbookURL  string
 }
-
-var bizTypePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
 
 // Register adds the command of a type. It is an error to register a type twice, to give it a name that is no biz
 // type, to leave Execute out, or to give a setting that is out of range.
@@ -104,9 +101,10 @@ func Register[P any](r *Registry, bizType string, c Command[P]) error {
 var defaultPolicy retry.Policy = retry.Exponential{Base: 5 * time.Second, Max: time.Hour, Jitter: 0.2}
 
 func (b *binding) validate(hasExecute bool) error {
+	if outbox.ValidateBizType(b.bizType) != nil {
+		return errors.New("no biz type: it must match ^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+	}
 	switch {
-	case !bizTypePattern.MatchString(b.bizType):
-		return fmt.Errorf("no biz type: it must match %s", bizTypePattern)
 	case !hasExecute:
 		return errors.New("Execute is required")
 	case b.maxAttempts < 1 || b.maxAttempts > 1000:

@@ -11,7 +11,7 @@ import (
 
 // Most polls of a quiet night find nothing. A snapshot that reads as the last one did proves that nothing was
 // committed since, so such a poll is a single cheap query: no lane is read, and neither are the work list nor the dead
-// letters. [600 lanes: 2 ms a read, against 0.1 ms.]
+// letters.
 
 // calm is what is known when a read has found nothing.
 type calm struct {
@@ -77,8 +77,8 @@ func (r *Relay) moves() uint64 {
 	return r.calm.moved
 }
 
-// WakeUp tells the relays of a namespace that something was committed, by an empty core NATS message: a task is then
-// published about 5 ms earlier than by polling alone. Send it after the commit. It may be lost; nothing depends on it.
+// WakeUp tells the relays of a namespace that something was committed, by an empty core NATS message, so that they do
+// not wait for their next poll. Send it after the commit. It may be lost; nothing depends on it.
 // Do not send one for each of thousands of tasks: one after the last is enough.
 func WakeUp(nc *nats.Conn, namespace string) error {
 	if err := nc.Publish(Names{Namespace: namespace}.Wake(), nil); err != nil {

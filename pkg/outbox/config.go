@@ -55,7 +55,7 @@ func (c RelayConfig) withDefaults() (RelayConfig, error) {
 		return c, err
 	}
 	for _, t := range c.BizTypes {
-		if err := validateBizType(t); err != nil {
+		if err := ValidateBizType(t); err != nil {
 			return c, err
 		}
 	}

@@ -113,7 +113,7 @@ func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
 		if err := r.discoverLanes(ctx); err != nil {
 			return 0, err
 		}
-		// The scan costs with the number of types [300: 3 ms]: it may take a few percent of the time.
+		// The scan costs with the number of types: it may take a few percent of the time.
 		k.discover = time.Now().Add(min(max(20*time.Since(now), laneTick), time.Second))
 		k.seen, k.shared = moves, time.Time{}
 	}

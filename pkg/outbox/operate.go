@@ -79,7 +79,7 @@ func Reset(ctx context.Context, db querier, bizType, bizID, reason string, flags
 func (s Schema) Reset(ctx context.Context, db querier, bizType, bizID, reason string, flags ...Flag) (Change, error) {
 	compensated, succeeded, err := allowed(flags)
 	if err == nil {
-		err = validateBizType(bizType)
+		err = ValidateBizType(bizType)
 	}
 	if err == nil {
 		err = validateKey("biz id", bizID, MaxBizID)

@@ -160,7 +160,7 @@ func Header(k, v string) Option {
 
 // newTaskRow checks everything that can be known without the server.
 func newTaskRow(bizType string, payload any, opts []Option) (r newRow, err error) {
-	if err := validateBizType(bizType); err != nil {
+	if err := ValidateBizType(bizType); err != nil {
 		return r, err
 	}
 	r.bizType = bizType
@@ -195,8 +195,9 @@ func encodeHeaders(h map[string]string) (string, error) {
 
 var bizTypePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
 
-// validateBizType: a type is one token of a subject, and part of a consumer's name.
-func validateBizType(t string) error {
+// ValidateBizType refuses what is no biz type: a type is one token of a subject, and part of a consumer's name. The
+// table has the same rule as a constraint.
+func ValidateBizType(t string) error {
 	if !bizTypePattern.MatchString(t) {
 		return fmt.Errorf("biz type %.80q: want 1 to %d letters, digits, _ and - (no dots or spaces), the first a letter or digit",
 			t, MaxBizType)
