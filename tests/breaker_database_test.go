@@ -149,6 +149,12 @@ func TestFewConnectionsAreEnough(t *testing.T) {
 	equal(t, "succeeded at once", e.Int(t, `SELECT count(*) FROM taskrelay.task WHERE status = 'succeeded' AND attempt = 1`), 500)
 	equal(t, "calls", len(sink.Calls()), 502)
 	waitLetter(t, e, "ORDER_PAYMENT", id)
+	testenv.Eventually(t, time.Minute, func() error { // the next process finds room
+		if n := e.Int(t, `SELECT count(*) FROM pg_stat_activity WHERE usename = $1`, role); n > 3 {
+			return fmt.Errorf("two idle processes keep %d of 4 connections", n)
+		}
+		return nil
+	})
 	if logs := relay.Logs() + worker.Logs(); strings.Contains(logs, `"postgres://`) || strings.Contains(logs, ":few@") {
 		t.Error("a log shows the password")
 	}

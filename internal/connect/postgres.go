@@ -29,6 +29,10 @@ const (
 	// machine would let a slow settle hold up the heartbeats.
 	minConns = 10
 
+	// idleTime: a server with few connections to give lets several processes share them only when each gives back what
+	// a burst made it open. pgx keeps them half an hour by default.
+	idleTime = 5 * time.Second
+
 	pingTimeout = 5 * time.Second
 	logEvery    = 5 * time.Second
 )
@@ -45,6 +49,12 @@ func Postgres(ctx context.Context, url, name string, logger zerolog.Logger) (*pg
 	}
 	if !strings.Contains(url, "pool_max_conns") {
 		cfg.MaxConns = max(cfg.MaxConns, minConns)
+	}
+	if !strings.Contains(url, "pool_max_conn_idle_time") {
+		cfg.MaxConnIdleTime = idleTime
+	}
+	if !strings.Contains(url, "pool_health_check_period") {
+		cfg.HealthCheckPeriod = idleTime
 	}
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = 10 * time.Second
