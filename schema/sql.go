@@ -3,6 +3,7 @@ package schema
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -62,6 +63,10 @@ func RolesSQL(opts Options) (string, error) {
 	for _, m := range rendered {
 		if strings.HasSuffix(m.file, "_roles.sql") {
 			b.WriteString(plain(m.sql) + "\n")
+			continue
+		}
+		for _, block := range rolesBlock.FindAllString(m.sql, -1) {
+			b.WriteString("\n-- " + m.file + "\n" + block + "\n")
 		}
 	}
 	return b.String(), nil
@@ -81,16 +86,20 @@ SELECT coalesce(array_agg(r ORDER BY r), '{}') FROM unnest(string_to_array($1::t
 	return missing, err
 }
 
+// rolesBlock is how a migration after the roles file grants rights on what it adds.
+var rolesBlock = regexp.MustCompile(`(?s)DO \$roles\$.*?END \$roles\$;`)
+
 func roleList(name string) string {
 	return name + "_" + strings.Join(roleSuffixes, ", "+name+"_")
 }
 
-// plain leaves out goose's own lines.
+// plain leaves out what only goose needs.
 func plain(sql string) string {
 	var b strings.Builder
 	for line := range strings.Lines(sql) {
 		if !strings.HasPrefix(line, "-- +goose") {
-			b.WriteString(line)
+			// Nothing works in an empty database yet, and the file is one transaction.
+			b.WriteString(strings.Replace(line, " CONCURRENTLY", "", 1))
 		}
 	}
 	return strings.TrimSpace(b.String())

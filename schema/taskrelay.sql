@@ -1,4 +1,4 @@
--- The schema of taskrelay, version 4, for an empty database: psql -v ON_ERROR_STOP=1 -f this_file
+-- The schema of taskrelay, version 10, for an empty database: psql -v ON_ERROR_STOP=1 -f this_file
 -- Made by "taskrelay migrate sql"; the same as "taskrelay migrate up". To upgrade an older schema use that.
 BEGIN;
 SET LOCAL TimeZone = 'UTC';
@@ -920,5 +920,1391 @@ BEGIN
     END IF;
 END $roles$;
 INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (4, true);
+
+-- 0005_operating.sql
+
+-- Operating: every change that a person makes to tasks, by id or in bulk. All goes through operate(), so that guard, fence
+-- and audit are written once; the named functions say what may be asked.
+
+-- What a cancel request wants of the worker that runs the task: stop, or stop and be undone.
+ALTER TABLE taskrelay.task ADD COLUMN cancel_compensates boolean;
+
+-- A letter is deleted only when it is older than the change that took it back: the task may have died anew meanwhile.
+ALTER TABLE taskrelay.letter_purge ADD COLUMN generation int; -- null: whatever is there
+
+ALTER TABLE taskrelay.audit ADD COLUMN bulk_id bigint;
+CREATE INDEX audit_bulk ON taskrelay.audit (bulk_id, id) WHERE bulk_id IS NOT NULL;
+
+-- Changes tasks, all or none of the call's: locks the rows in id order (two calls never deadlock), then, as a new
+-- statement that sees what the lock waited for, judges, changes and logs them. Only rows that were locked are touched.
+-- A change that hands the row back to the relay sets generation + 1, so every message published before is stale.
+-- options: by (interval, delay), priority (set_priority), allow_succeeded, allow_compensated, compensate (booleans).
+CREATE FUNCTION taskrelay.operate(action text, ids bigint[], reason text, options jsonb DEFAULT '{}', actor text DEFAULT NULL, bulk_id bigint DEFAULT NULL)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+-- Hash joins on, whatever the session says: the relay's has them off, and the answers of 500 rows took 100 ms by nested loop.
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = on SET enable_sort = on SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    allow_succeeded   boolean := coalesce((options ->> 'allow_succeeded')::boolean, false);
+    allow_compensated boolean := coalesce((options ->> 'allow_compensated')::boolean, false);
+    compensate        boolean := coalesce((options ->> 'compensate')::boolean, false);
+    wanted            text    := options ->> 'priority';
+    late              interval := (options ->> 'by')::interval;
+    due               timestamptz := now();
+    locked            bigint[];
+    may               bigint[];
+    found_id          bigint[];
+    found_type        text[];
+    found_biz_id      text[];
+    was               jsonb[];
+    refused           text[];
+    way               text[];
+BEGIN
+    PERFORM taskrelay.audit_reason(operate.reason);
+    IF operate.action NOT IN ('requeue', 'reset', 'rerun', 'run_now', 'delay', 'set_priority', 'cancel', 'delete', 'discard') THEN
+        RAISE EXCEPTION 'there is no action "%"', operate.action USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Actions are requeue, reset, rerun, run_now, delay, set_priority, cancel, delete, discard.';
+    END IF;
+    IF operate.action = 'delay' THEN
+        IF (late > interval '0' AND late <= interval '366 days') IS NOT TRUE THEN
+            RAISE EXCEPTION 'delay by % is out of range: it must be more than 0 and at most 366 days', coalesce(late::text, 'NULL')
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        -- Elapsed time: adding an interval of 1 day would make it 23 or 25 hours when the clocks change.
+        due := now() + make_interval(secs => extract(epoch FROM late)::float8);
+    END IF;
+    IF operate.action = 'set_priority' AND (wanted IN ('high', 'low')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'priority is %: it must be high or low', coalesce(quote_literal(wanted), 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
+    locked := ARRAY(SELECT t.id FROM taskrelay.task AS t WHERE t.id = ANY (operate.ids) ORDER BY t.id FOR UPDATE);
+
+    SELECT array_agg(j.id), array_agg(j.biz_type), array_agg(j.biz_id), array_agg(j.state), array_agg(j.refused), array_agg(j.way),
+        array_agg(j.id) FILTER (WHERE j.refused IS NULL)
+    INTO found_id, found_type, found_biz_id, was, refused, way, may
+    FROM (
+        SELECT t.id, t.biz_type, t.biz_id,
+            taskrelay.audit_state(t.status, t.phase, t.generation, t.attempt,
+                CASE WHEN t.finished_at IS NULL THEN coalesce(t.next_attempt_at, t.run_at) ELSE t.next_attempt_at END, t.cancel_requested_at)
+            || CASE WHEN operate.action = 'set_priority' THEN jsonb_build_object('priority', t.priority) ELSE '{}' END AS state,
+            CASE
+                WHEN operate.action IN ('requeue', 'reset', 'rerun') THEN CASE
+                    WHEN operate.action = 'requeue' AND t.status = 'succeeded' THEN 'it has succeeded: reset with allow_succeeded starts it over'
+                    WHEN operate.action = 'requeue' AND t.status NOT IN ('dead', 'cancelled') THEN
+                        format('it is %s: only dead and cancelled tasks are requeued', t.status)
+                    WHEN operate.action = 'rerun' AND t.finished_at IS NULL THEN format('it is %s: only finished tasks are run once more', t.status)
+                    WHEN t.status = 'running' THEN 'it is running: cancel it first, or wait until it ends'
+                    WHEN t.status = 'succeeded' AND NOT allow_succeeded THEN
+                        'it has succeeded, so this would execute it again, under its first idempotency key: allow_succeeded says that this is meant'
+                    WHEN t.compensation = 'done' AND NOT allow_compensated THEN format(
+                        'its compensation was done, so this would execute it again, under a new idempotency key ending in -r%s: '
+                        'allow_compensated says that downstream can take it', t.compensations)
+                    END
+                WHEN operate.action IN ('run_now', 'delay', 'set_priority') THEN CASE t.status
+                    WHEN 'running' THEN 'it is running'
+                    WHEN 'blocked' THEN 'it is blocked behind an earlier task of its ordering key'
+                    WHEN 'succeeded' THEN 'it has succeeded'
+                    WHEN 'dead' THEN 'it is dead: requeue it'
+                    WHEN 'cancelled' THEN 'it is cancelled: requeue it'
+                    ELSE CASE WHEN operate.action = 'set_priority' AND t.priority = wanted THEN format('its priority is %s already', wanted) END
+                    END
+                WHEN operate.action = 'cancel' THEN CASE
+                    WHEN t.status = 'succeeded' THEN 'it has succeeded'
+                    WHEN t.status IN ('dead', 'cancelled') THEN format('it is %s already', t.status)
+                    WHEN compensate AND t.phase = 'compensate' THEN 'its compensation is on its way already'
+                    -- Of a task that was never started there is nothing to undo.
+                    WHEN compensate AND t.first_started_at IS NOT NULL AND b.compensates IS NOT TRUE THEN
+                        'its type has no compensation: cancel it without'
+                    WHEN t.status = 'running' AND t.cancel_requested_at IS NOT NULL AND (NOT compensate OR t.cancel_compensates IS TRUE) THEN
+                        'it is running, and its worker was asked to stop already'
+                    END
+                WHEN operate.action = 'delete' THEN
+                    CASE WHEN t.status = 'running' THEN 'it is running: cancel it first, or wait until it ends' END
+                WHEN operate.action = 'discard' THEN CASE
+                    WHEN t.status = 'dead' THEN NULL
+                    WHEN t.status = 'cancelled' THEN 'it is cancelled already'
+                    ELSE format('it is %s: only dead tasks are discarded', t.status)
+                    END
+            END AS refused,
+            -- A running task belongs to its lease: it is asked only, and keeps its generation.
+            CASE
+                WHEN t.status = 'running' THEN 'ask'
+                WHEN compensate AND t.first_started_at IS NOT NULL THEN 'undo'
+                ELSE 'end'
+            END AS way
+        FROM taskrelay.task AS t
+        LEFT JOIN taskrelay.biz_type AS b ON b.biz_type = t.biz_type
+        WHERE t.id = ANY (locked)
+    ) AS j;
+
+    IF operate.action IN ('requeue', 'reset', 'rerun') THEN
+        UPDATE taskrelay.task AS t
+        SET status = 'pending', phase = 'execute', attempt = 0, generation = t.generation + 1, looks = 0,
+            republish_at = now(), next_attempt_at = now(),
+            -- By dead_lettered_at the relay deletes the old letter, also one that is on its way at this moment.
+            dead_lettered_at = coalesce(t.dead_lettered_at, t.dead_at),
+            finished_at = NULL, dead_at = NULL, dead_reason = NULL,
+            lease_owner = NULL, lease_token = NULL, lease_until = NULL, started_at = NULL,
+            cancel_requested_at = NULL, cancel_compensates = NULL, expires_at = NULL, result = NULL,
+            cause = NULL, execute_attempts = NULL, compensation = 'none' -- last_error stays for the reader until the next success
+        WHERE t.id = ANY (may) AND t.status <> 'running';
+
+    ELSIF operate.action IN ('run_now', 'delay') THEN
+        -- The claim asks for coalesce(next_attempt_at, run_at), so next_attempt_at overrules the producer's run_at.
+        UPDATE taskrelay.task AS t
+        SET generation = t.generation + 1, looks = 0, republish_at = due, next_attempt_at = due
+        WHERE t.id = ANY (may) AND t.status IN ('pending', 'retrying');
+
+    ELSIF operate.action = 'set_priority' THEN
+        -- The other lane's position knows nothing of this row, so it goes by the work list, at the time it was due anyway.
+        UPDATE taskrelay.task AS t
+        SET priority = wanted, generation = t.generation + 1, looks = 0,
+            republish_at = coalesce(t.next_attempt_at, t.run_at, now()), next_attempt_at = coalesce(t.next_attempt_at, t.run_at, now())
+        WHERE t.id = ANY (may) AND t.status IN ('pending', 'retrying');
+
+    ELSIF operate.action = 'cancel' THEN
+        -- Requeued and cancelled before the relay has looked at it: nobody else would take its old letter away.
+        INSERT INTO taskrelay.letter_purge AS p (task_id, biz_type, generation)
+        SELECT t.id, t.biz_type, t.generation + 1 FROM taskrelay.task AS t
+        WHERE t.id = ANY (may) AND t.dead_lettered_at IS NOT NULL AND t.status IN ('pending', 'retrying', 'blocked')
+        ON CONFLICT (task_id) DO UPDATE SET generation = greatest(p.generation, excluded.generation);
+        UPDATE taskrelay.task AS t
+        SET status = 'cancelled', finished_at = now(), generation = t.generation + 1, looks = 0, republish_at = NULL, next_attempt_at = NULL,
+            dead_lettered_at = NULL
+        FROM unnest(found_id, way) AS w (id, way)
+        WHERE t.id = ANY (may) AND t.id = w.id AND w.way = 'end' AND t.status IN ('pending', 'retrying', 'blocked');
+        UPDATE taskrelay.task AS t
+        SET cancel_requested_at = coalesce(t.cancel_requested_at, now()), cancel_compensates = nullif(compensate, false)
+        FROM unnest(found_id, way) AS w (id, way)
+        WHERE t.id = ANY (may) AND t.id = w.id AND w.way = 'ask' AND t.status = 'running';
+        -- As after the last attempt: execute is over, compensation is handed to the relay, and the task will end as dead.
+        UPDATE taskrelay.task AS t
+        SET status = 'pending', phase = 'compensate', compensation = 'pending', generation = t.generation + 1, looks = 0,
+            execute_attempts = t.attempt, attempt = 0, republish_at = now(), next_attempt_at = now(),
+            cause = left('cancelled: ' || operate.reason, 1000), dead_reason = 'cancelled'
+        FROM unnest(found_id, way) AS w (id, way)
+        WHERE t.id = ANY (may) AND t.id = w.id AND w.way = 'undo' AND t.status IN ('pending', 'retrying', 'blocked') AND t.phase = 'execute';
+
+    ELSIF operate.action = 'discard' THEN
+        INSERT INTO taskrelay.letter_purge AS p (task_id, biz_type, generation)
+        SELECT t.id, t.biz_type, t.generation + 1 FROM taskrelay.task AS t WHERE t.id = ANY (may)
+        ON CONFLICT (task_id) DO UPDATE SET generation = greatest(p.generation, excluded.generation);
+        -- The reason of its death and its errors stay for the reader.
+        UPDATE taskrelay.task AS t
+        SET status = 'cancelled', finished_at = now(), dead_at = NULL, dead_lettered_at = NULL, generation = t.generation + 1, looks = 0,
+            republish_at = NULL, next_attempt_at = NULL
+        WHERE t.id = ANY (may) AND t.status = 'dead';
+
+    ELSE -- delete
+        INSERT INTO taskrelay.letter_purge AS p (task_id, biz_type)
+        SELECT t.id, t.biz_type FROM taskrelay.task AS t
+        WHERE t.id = ANY (may) AND (t.status = 'dead' OR t.dead_lettered_at IS NOT NULL)
+        ON CONFLICT (task_id) DO UPDATE SET generation = NULL;
+        DELETE FROM taskrelay.task AS t WHERE t.id = ANY (may) AND t.status <> 'running';
+    END IF;
+
+    INSERT INTO taskrelay.audit (actor, action, task_id, biz_type, biz_id, reason, before, after, bulk_id)
+    SELECT coalesce(operate.actor, taskrelay.audit_actor()), operate.action, f.id, f.biz_type, f.biz_id, operate.reason, f.state,
+        (SELECT taskrelay.audit_state(t.status, t.phase, t.generation, t.attempt, t.next_attempt_at, t.cancel_requested_at)
+             || CASE WHEN operate.action = 'set_priority' THEN jsonb_build_object('priority', t.priority) ELSE '{}' END
+         FROM taskrelay.task AS t WHERE t.id = f.id),
+        operate.bulk_id
+    FROM unnest(found_id, found_type, found_biz_id, was, refused) AS f (id, biz_type, biz_id, state, refused)
+    WHERE f.refused IS NULL
+    ORDER BY f.id;
+
+    RETURN QUERY
+    SELECT w.id, f.id IS NOT NULL AND f.refused IS NULL,
+        CASE
+            WHEN f.id IS NULL THEN 'no such task'
+            WHEN f.refused IS NOT NULL THEN f.refused
+            WHEN operate.action <> 'cancel' THEN NULL
+            WHEN f.way = 'ask' AND compensate THEN 'it is running: its worker is asked to stop, then it is compensated'
+            WHEN f.way = 'ask' THEN 'it is running: its worker is asked to stop'
+            WHEN f.way = 'undo' THEN 'it is compensated first, and ends as dead with reason cancelled'
+        END
+    FROM (SELECT DISTINCT u.id FROM unnest(operate.ids) AS u (id) WHERE u.id IS NOT NULL) AS w
+    LEFT JOIN unnest(found_id, refused, way) AS f (id, refused, way) ON f.id = w.id
+    ORDER BY w.id;
+END $$;
+
+-- Starts dead and cancelled tasks anew.
+CREATE OR REPLACE FUNCTION taskrelay.requeue(ids bigint[], reason text, allow_compensated boolean DEFAULT false)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not
+    FROM taskrelay.operate('requeue', requeue.ids, requeue.reason, jsonb_build_object('allow_compensated', requeue.allow_compensated)) AS o;
+END $$;
+
+-- Starts tasks over from any state but running; succeeded ones only when told so.
+CREATE FUNCTION taskrelay.reset(ids bigint[], reason text, allow_succeeded boolean DEFAULT false, allow_compensated boolean DEFAULT false)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not
+    FROM taskrelay.operate('reset', reset.ids, reset.reason,
+        jsonb_build_object('allow_succeeded', reset.allow_succeeded, 'allow_compensated', reset.allow_compensated)) AS o;
+END $$;
+
+-- The same for the task with a business id.
+CREATE OR REPLACE FUNCTION taskrelay.reset(biz_type text, biz_id text, reason text, allow_succeeded boolean DEFAULT false, allow_compensated boolean DEFAULT false)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    the_id bigint;
+BEGIN
+    PERFORM taskrelay.audit_reason(reset.reason);
+    SELECT t.id INTO the_id FROM taskrelay.task AS t
+    WHERE t.biz_type = reset.biz_type COLLATE "C" AND t.biz_id = reset.biz_id COLLATE "C";
+    IF the_id IS NULL THEN
+        RETURN QUERY SELECT NULL::bigint, false, 'no such task';
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT o.id, o.changed, o.why_not
+    FROM taskrelay.operate('reset', ARRAY[the_id], reset.reason,
+        jsonb_build_object('allow_succeeded', reset.allow_succeeded, 'allow_compensated', reset.allow_compensated)) AS o;
+END $$;
+
+-- Runs finished tasks once more; succeeded ones, and those whose compensation was done, only when told so.
+CREATE FUNCTION taskrelay.rerun(ids bigint[], reason text, allow_succeeded boolean DEFAULT false, allow_compensated boolean DEFAULT false)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not
+    FROM taskrelay.operate('rerun', rerun.ids, rerun.reason,
+        jsonb_build_object('allow_succeeded', rerun.allow_succeeded, 'allow_compensated', rerun.allow_compensated)) AS o;
+END $$;
+
+-- Makes pending and retrying tasks due now; the attempt count stays.
+CREATE OR REPLACE FUNCTION taskrelay.run_now(ids bigint[], reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not FROM taskrelay.operate('run_now', run_now.ids, run_now.reason) AS o;
+END $$;
+
+-- Makes pending and retrying tasks due that much later than now.
+CREATE OR REPLACE FUNCTION taskrelay.delay(ids bigint[], by interval, reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not
+    FROM taskrelay.operate('delay', delay.ids, delay.reason, jsonb_build_object('by', delay.by)) AS o;
+END $$;
+
+-- Moves pending and retrying tasks to the other lane of their type: high or low.
+CREATE FUNCTION taskrelay.set_priority(ids bigint[], priority text, reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not
+    FROM taskrelay.operate('set_priority', set_priority.ids, set_priority.reason, jsonb_build_object('priority', set_priority.priority)) AS o;
+END $$;
+
+-- Cancels unfinished tasks: at once when they wait, by asking the worker when they run. With compensate, what was begun is
+-- undone: such a task is compensated and ends as dead with reason cancelled.
+CREATE FUNCTION taskrelay.cancel(ids bigint[], reason text, compensate boolean)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not
+    FROM taskrelay.operate('cancel', cancel.ids, cancel.reason, jsonb_build_object('compensate', cancel.compensate)) AS o;
+END $$;
+
+CREATE OR REPLACE FUNCTION taskrelay.cancel(ids bigint[], reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not FROM taskrelay.operate('cancel', cancel.ids, cancel.reason) AS o;
+END $$;
+
+-- Deletes tasks for good, with their dead letters; their attempts stay in the log. The biz id is free again at once.
+-- A running one is refused: its worker would find no row for its result.
+CREATE OR REPLACE FUNCTION taskrelay.delete_task(ids bigint[], reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not FROM taskrelay.operate('delete', delete_task.ids, delete_task.reason) AS o;
+END $$;
+
+-- Gives dead tasks up for good: they become cancelled, and their letters go away. requeue still brings them back.
+CREATE FUNCTION taskrelay.discard(ids bigint[], reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not FROM taskrelay.operate('discard', discard.ids, discard.reason) AS o;
+END $$;
+
+DROP FUNCTION taskrelay.move_due(text, bigint[], timestamptz, text); -- run_now and delay were its only callers
+
+-- The same for one task each.
+CREATE FUNCTION taskrelay.reset(task_id bigint, reason text, allow_succeeded boolean DEFAULT false, allow_compensated boolean DEFAULT false)
+RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
+AS $$ SELECT r.id, r.changed, r.why_not FROM taskrelay.reset(ARRAY[task_id], reason, allow_succeeded, allow_compensated) AS r $$;
+
+CREATE FUNCTION taskrelay.rerun(task_id bigint, reason text, allow_succeeded boolean DEFAULT false, allow_compensated boolean DEFAULT false)
+RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
+AS $$ SELECT r.id, r.changed, r.why_not FROM taskrelay.rerun(ARRAY[task_id], reason, allow_succeeded, allow_compensated) AS r $$;
+
+CREATE FUNCTION taskrelay.set_priority(task_id bigint, priority text, reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
+AS $$ SELECT r.id, r.changed, r.why_not FROM taskrelay.set_priority(ARRAY[task_id], priority, reason) AS r $$;
+
+CREATE FUNCTION taskrelay.cancel(task_id bigint, reason text, compensate boolean)
+RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
+AS $$ SELECT r.id, r.changed, r.why_not FROM taskrelay.cancel(ARRAY[task_id], reason, compensate) AS r $$;
+
+CREATE FUNCTION taskrelay.discard(task_id bigint, reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
+AS $$ SELECT r.id, r.changed, r.why_not FROM taskrelay.discard(ARRAY[task_id], reason) AS r $$;
+
+-- Bulk work: one action on all tasks that a filter finds. A row is made by start_bulk; a relay works it off in batches.
+-- Cursor, counts and the changes of a batch are one transaction, so a relay that dies in the middle loses nothing and
+-- does nothing twice.
+CREATE TABLE taskrelay.bulk (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    action      text NOT NULL,
+    filter      jsonb NOT NULL,
+    options     jsonb NOT NULL,
+    reason      text NOT NULL,
+    actor       text NOT NULL,
+    rate        double precision NOT NULL,          -- tasks a second
+    state       text NOT NULL DEFAULT 'open',
+    created_at  timestamptz NOT NULL DEFAULT now(), -- tasks that die later are not meant
+    last_id     bigint NOT NULL,                    -- nor those written later
+    started_at  timestamptz,
+    finished_at timestamptz,
+    cursor_at   timestamptz NOT NULL DEFAULT '-infinity', -- dead tasks are gone through by dead_at, all others by id
+    cursor_id   bigint NOT NULL DEFAULT 0,
+    expected    bigint,                             -- counted when it began; null: not known
+    done        bigint NOT NULL DEFAULT 0,          -- found by the filter so far; changed + skipped
+    changed     bigint NOT NULL DEFAULT 0,
+    skipped     bigint NOT NULL DEFAULT 0,
+    skipped_why jsonb NOT NULL DEFAULT '{}',        -- why_not → how many
+    held_back   int NOT NULL DEFAULT 0,             -- tasks it brought back that no worker has started yet, when it waits for them
+    next_at     timestamptz NOT NULL DEFAULT now(), -- of the next batch
+    owner       text,                               -- the relay that works on it
+    owner_until timestamptz,
+    ended_by    text,                               -- who cancelled it, and why
+    end_reason  text,
+    CONSTRAINT state_is_known CHECK (state IN ('open', 'done', 'cancelled')),
+    CONSTRAINT rate_is_positive CHECK (rate > 0 AND rate <= 1000000)
+) WITH (fillfactor = 50);
+-- The same press twice is the same bulk.
+CREATE UNIQUE INDEX bulk_open ON taskrelay.bulk (action, md5(filter::text || options::text)) WHERE state = 'open';
+
+-- What tasks died of, by a name for all that died of the same: type, class and the error without what differs from task to
+-- task. Ids, numbers and times become #, so that "timeout after 1031 ms (request 4f0c…)" is one group and not thousands.
+-- Words of hex digits need a digit in them, else "feedback" were one. Only the first 300 characters: the rest is detail.
+CREATE FUNCTION taskrelay.error_shape(error text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN left(btrim(regexp_replace(regexp_replace(left(coalesce(error, ''), 300),
+    E'\\m(?=[a-f-]*[0-9])[0-9a-f-]{8,}\\M|[0-9]+', '#', 'gi'), E'\\s+', ' ', 'g')), 200);
+
+CREATE FUNCTION taskrelay.error_group(biz_type text, error_class text, error text) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN left(md5(concat_ws(E'\n', biz_type, error_class, taskrelay.error_shape(error))), 10);
+
+-- The filter as it is kept: known keys only, with the states that the action is for when none is named.
+CREATE FUNCTION taskrelay.bulk_filter(action text, filter jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    f    jsonb := jsonb_strip_nulls(coalesce(filter, '{}'));
+    key  text;
+    able text[] := CASE action
+        WHEN 'requeue' THEN '{dead,cancelled}' WHEN 'discard' THEN '{dead}'
+        WHEN 'rerun' THEN '{dead,cancelled,succeeded}' WHEN 'delete' THEN '{dead,cancelled,succeeded,pending,retrying,blocked}'
+        WHEN 'reset' THEN '{dead,cancelled,succeeded,pending,retrying,blocked}'
+        WHEN 'run_now' THEN '{pending,retrying}' WHEN 'delay' THEN '{pending,retrying}' WHEN 'set_priority' THEN '{pending,retrying}'
+        WHEN 'cancel' THEN '{pending,retrying,blocked,running}' END;
+    -- What somebody cancelled stays cancelled, and nothing is deleted or started over, unless the filter names that state.
+    usual text[] := CASE WHEN action IN ('requeue', 'discard') THEN '{dead}' WHEN action IN ('rerun', 'reset', 'delete') THEN NULL ELSE able END;
+    states text[];
+BEGIN
+    IF able IS NULL THEN
+        RAISE EXCEPTION 'there is no bulk action "%"', action USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Actions are requeue, reset, rerun, run_now, delay, set_priority, cancel, delete, discard.';
+    END IF;
+    IF jsonb_typeof(f) <> 'object' THEN
+        RAISE EXCEPTION 'the filter is no JSON object' USING ERRCODE = 'invalid_parameter_value', HINT = 'Such as {"type": "ORDER_PAYMENT"}.';
+    END IF;
+    FOR key IN SELECT k FROM jsonb_object_keys(f) AS k LOOP
+        IF key NOT IN ('type', 'status', 'error', 'error_class', 'group', 'dead_reason', 'older_than', 'newer_than', 'all') THEN
+            RAISE EXCEPTION 'the filter has an unknown key "%"', key USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'Known are type, status, error, error_class, group, dead_reason, older_than, newer_than and all.';
+        ELSIF key IN ('type', 'error', 'error_class', 'group', 'dead_reason', 'older_than', 'newer_than') AND jsonb_typeof(f -> key) <> 'string' THEN
+            RAISE EXCEPTION 'the filter''s "%" is no string', key USING ERRCODE = 'invalid_parameter_value';
+        ELSIF key IN ('older_than', 'newer_than') AND ((f ->> key)::interval > '0') IS NOT TRUE THEN
+            RAISE EXCEPTION 'the filter''s "%" is not more than 0: %', key, f ->> key USING ERRCODE = 'invalid_parameter_value', HINT = 'Such as "90 minutes".';
+        END IF;
+    END LOOP;
+    -- An empty filter is more often a mistake than a wish.
+    IF (f - 'all' - 'status') = '{}' AND (f -> 'all') IS DISTINCT FROM 'true'::jsonb THEN
+        RAISE EXCEPTION 'the filter is empty' USING ERRCODE = 'invalid_parameter_value', HINT = 'To mean all of them say {"all": true}.';
+    END IF;
+    states := CASE jsonb_typeof(f -> 'status')
+        WHEN 'string' THEN ARRAY[f ->> 'status']
+        WHEN 'array' THEN ARRAY(SELECT DISTINCT s FROM jsonb_array_elements_text(f -> 'status') AS s ORDER BY s)
+        ELSE CASE WHEN f ? 'dead_reason' AND 'dead' = ANY (able) THEN '{dead}' ELSE usual END END;
+    IF states IS NULL OR states = '{}' THEN
+        RAISE EXCEPTION '% in bulk needs a status in its filter', action USING ERRCODE = 'invalid_parameter_value',
+            HINT = format('Such as {"status": "%s"}.', able[1]);
+    END IF;
+    IF NOT states <@ able THEN
+        RAISE EXCEPTION '% is not for tasks that are %', action, array_to_string(ARRAY(SELECT s FROM unnest(states) AS s WHERE s <> ALL (able)), ', ')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is for ' || array_to_string(able, ', ') || '.';
+    END IF;
+    RETURN (f - 'all') || jsonb_build_object('status', to_jsonb(states));
+END $$;
+
+-- The next n tasks of a normal filter, behind a cursor. Dead tasks come from their own index, in the order of their death:
+-- by id the whole table would be read for some thousand of them. All others come by id, from the next scan rows.
+CREATE FUNCTION taskrelay.bulk_next(filter jsonb, as_of timestamptz, last_id bigint, cursor_at timestamptz, cursor_id bigint, n int, scan_to bigint)
+RETURNS TABLE (id bigint, dead_at timestamptz)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    the_type text := filter ->> 'type';
+    text_in  text := filter ->> 'error';
+    class    text := filter ->> 'error_class';
+    of_group text := filter ->> 'group';
+    died_of  text := filter ->> 'dead_reason';
+    states   text[] := ARRAY(SELECT jsonb_array_elements_text(filter -> 'status'));
+    to_at    timestamptz := as_of - coalesce((filter ->> 'older_than')::interval, '0');
+    from_at  timestamptz := coalesce(as_of - (filter ->> 'newer_than')::interval, '-infinity');
+BEGIN
+    IF states = '{dead}' THEN
+        RETURN QUERY
+        SELECT t.id, t.dead_at FROM taskrelay.task AS t
+        WHERE t.dead_at IS NOT NULL AND t.status = 'dead'
+            AND t.dead_at >= greatest(bulk_next.cursor_at, from_at) AND (t.dead_at, t.id) > (bulk_next.cursor_at, bulk_next.cursor_id)
+            AND t.dead_at <= to_at
+            AND (the_type IS NULL OR t.biz_type = the_type COLLATE "C")
+            AND (class IS NULL OR t.error_class = class) AND (died_of IS NULL OR t.dead_reason = died_of)
+            AND (text_in IS NULL OR strpos(t.last_error, text_in) > 0)
+            AND (of_group IS NULL OR taskrelay.error_group(t.biz_type, t.error_class, t.last_error) = of_group)
+        ORDER BY t.dead_at, t.id LIMIT n;
+    ELSE
+        RETURN QUERY
+        SELECT t.id, NULL::timestamptz FROM taskrelay.task AS t
+        WHERE t.id > bulk_next.cursor_id AND t.id <= least(bulk_next.last_id, bulk_next.scan_to)
+            AND t.status = ANY (states)
+            AND coalesce(t.finished_at, t.created_at) BETWEEN from_at AND to_at
+            AND (the_type IS NULL OR t.biz_type = the_type COLLATE "C")
+            AND (class IS NULL OR t.error_class = class) AND (died_of IS NULL OR t.dead_reason = died_of)
+            AND (text_in IS NULL OR strpos(t.last_error, text_in) > 0)
+            AND (of_group IS NULL OR taskrelay.error_group(t.biz_type, t.error_class, t.last_error) = of_group)
+        ORDER BY t.id LIMIT n;
+    END IF;
+END $$;
+
+-- How many tasks a bulk would find now, counted up to at_most, and the first of them. Changes nothing.
+CREATE FUNCTION taskrelay.preview_bulk(action text, filter jsonb, at_most int DEFAULT 10000)
+RETURNS TABLE (matching bigint, sample bigint[], normal jsonb)
+LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    f jsonb := taskrelay.bulk_filter(preview_bulk.action, preview_bulk.filter);
+BEGIN
+    RETURN QUERY
+    SELECT count(*), (array_agg(b.id ORDER BY b.dead_at, b.id))[1:5], f
+    FROM taskrelay.bulk_next(f, now(), 9223372036854775807, '-infinity', 0, preview_bulk.at_most, 9223372036854775807) AS b;
+END $$;
+
+-- Starts a bulk, or finds the open one that does the same. A relay works it off, at rate tasks a second.
+CREATE FUNCTION taskrelay.start_bulk(action text, filter jsonb, reason text, options jsonb DEFAULT '{}', rate double precision DEFAULT 500)
+RETURNS TABLE (id bigint, is_new boolean)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    f    jsonb := taskrelay.bulk_filter(start_bulk.action, start_bulk.filter);
+    o    jsonb := jsonb_strip_nulls(coalesce(start_bulk.options, '{}'));
+    key  text;
+    able text[] := CASE start_bulk.action
+        WHEN 'requeue' THEN '{allow_compensated}' WHEN 'reset' THEN '{allow_succeeded,allow_compensated}'
+        WHEN 'rerun' THEN '{allow_succeeded,allow_compensated}' WHEN 'delay' THEN '{by}' WHEN 'set_priority' THEN '{priority}'
+        WHEN 'cancel' THEN '{compensate}' ELSE '{}' END;
+BEGIN
+    FOR key IN SELECT k FROM jsonb_object_keys(o) AS k WHERE k <> ALL (able) LOOP
+        RAISE EXCEPTION '% has no option "%"', start_bulk.action, key USING ERRCODE = 'invalid_parameter_value',
+            HINT = CASE WHEN able = '{}' THEN 'It has none.' ELSE 'It has ' || array_to_string(able, ', ') || '.' END;
+    END LOOP;
+    o := coalesce((SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(o) AS e WHERE e.value <> 'false'), '{}');
+    PERFORM taskrelay.operate(start_bulk.action, '{}', start_bulk.reason, o); -- it refuses what it would refuse of each batch
+    IF (start_bulk.rate > 0 AND start_bulk.rate <= 1000000) IS NOT TRUE THEN
+        RAISE EXCEPTION 'rate % is out of range: it must be more than 0 and at most 1000000 tasks a second', coalesce(start_bulk.rate::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    LOOP
+        INSERT INTO taskrelay.bulk AS b (action, filter, options, reason, actor, rate, last_id)
+        VALUES (start_bulk.action, f, o, start_bulk.reason, taskrelay.audit_actor(), start_bulk.rate,
+            coalesce((SELECT max(t.id) FROM taskrelay.task AS t), 0))
+        ON CONFLICT (action, md5(filter::text || options::text)) WHERE state = 'open' DO NOTHING
+        RETURNING b.id INTO id;
+        IF FOUND THEN
+            INSERT INTO taskrelay.audit (actor, action, biz_type, reason, after, bulk_id)
+            VALUES (taskrelay.audit_actor(), 'start_bulk', f ->> 'type', start_bulk.reason,
+                jsonb_build_object('action', start_bulk.action, 'filter', f, 'options', o), id);
+            is_new := true;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        SELECT b.id INTO id FROM taskrelay.bulk AS b
+        WHERE b.state = 'open' AND b.action = start_bulk.action AND b.filter = f AND b.options = o;
+        IF FOUND THEN
+            is_new := false;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        -- Ended in between: a new one is meant.
+    END LOOP;
+END $$;
+
+-- Ends a bulk before its end. What it has changed stays changed.
+CREATE FUNCTION taskrelay.cancel_bulk(bulk_id bigint, reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    was text;
+BEGIN
+    PERFORM taskrelay.audit_reason(cancel_bulk.reason);
+    SELECT b.state INTO was FROM taskrelay.bulk AS b WHERE b.id = cancel_bulk.bulk_id FOR UPDATE;
+    UPDATE taskrelay.bulk AS b
+    SET state = 'cancelled', finished_at = clock_timestamp(), ended_by = taskrelay.audit_actor(), end_reason = cancel_bulk.reason,
+        owner = NULL, owner_until = NULL, held_back = 0
+    WHERE b.id = cancel_bulk.bulk_id AND b.state = 'open';
+    IF FOUND THEN
+        INSERT INTO taskrelay.audit (actor, action, reason, bulk_id)
+        VALUES (taskrelay.audit_actor(), 'cancel_bulk', cancel_bulk.reason, cancel_bulk.bulk_id);
+        RETURN QUERY SELECT cancel_bulk.bulk_id, true, NULL::text;
+    ELSE
+        RETURN QUERY SELECT cancel_bulk.bulk_id, false, CASE WHEN was IS NULL THEN 'no such bulk' ELSE 'it is ' || was || ' already' END;
+    END IF;
+END $$;
+
+-- Does one batch of the open bulk that is next, for a relay. In the same transaction: the changes, their audit, the cursor
+-- and the counts. It returns nothing when there is no bulk for this relay, else how long until the next batch.
+--
+-- A batch is a tenth of a second's worth of the rate. An action that brings tasks back waits for the workers: of what
+-- it has brought back, at most a fifth of a second's worth may be unstarted, or all other tasks of these lanes would wait
+-- behind fifty thousand. [With a second's worth, on a machine that was busy otherwise, p95 of other tasks rose from 0.24 to
+-- 2.3 s.] Types that are paused or have no live worker are not waited for: nothing else of theirs runs either.
+CREATE FUNCTION taskrelay.bulk_step(relay text, lease interval)
+RETURNS TABLE (id bigint, action text, state text, looked int, changed int, wait interval)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    b        taskrelay.bulk;
+    by_death boolean;
+    room     int;
+    n        int;
+    found_id bigint[];
+    death    timestamptz;
+    locked   bigint[];
+    scanned  bigint;
+    results  jsonb := '{}';
+    finished boolean;
+    one      bigint;
+BEGIN
+    SELECT * INTO b FROM taskrelay.bulk AS o
+    WHERE o.state = 'open' AND (o.owner IS NULL OR o.owner = bulk_step.relay OR o.owner_until < clock_timestamp())
+    ORDER BY o.next_at, o.id LIMIT 1 FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF b.next_at > clock_timestamp() THEN
+        RETURN QUERY SELECT b.id, b.action, b.state, 0, 0, b.next_at - clock_timestamp();
+        RETURN;
+    END IF;
+    by_death := b.filter -> 'status' = '["dead"]';
+    IF b.started_at IS NULL AND by_death THEN
+        SELECT count(*) INTO b.expected FROM taskrelay.bulk_next(b.filter, b.created_at, b.last_id, '-infinity', 0, 1000000, 0);
+    END IF;
+
+    n := least(500, greatest(1, ceil(b.rate / 10)));
+    b.held_back := 0;
+    IF b.action IN ('requeue', 'reset', 'rerun', 'run_now') THEN
+        room := greatest(20, b.rate / 5);
+        SELECT count(*) INTO b.held_back
+        FROM (SELECT u.task_id FROM taskrelay.audit AS u WHERE u.bulk_id = b.id AND u.task_id IS NOT NULL ORDER BY u.id DESC LIMIT room) AS u
+        JOIN taskrelay.task AS t ON t.id = u.task_id
+        JOIN taskrelay.biz_type AS y ON y.biz_type = t.biz_type
+        WHERE t.status IN ('pending', 'retrying') AND t.next_attempt_at <= now() AND y.paused_at IS NULL
+            AND EXISTS (SELECT FROM taskrelay.worker AS w WHERE w.seen_at > now() - interval '1 minute' AND t.biz_type = ANY (w.biz_types));
+        n := least(n, room - b.held_back);
+    END IF;
+    IF n < 1 THEN
+        UPDATE taskrelay.bulk AS o
+        SET owner = bulk_step.relay, owner_until = clock_timestamp() + bulk_step.lease, held_back = b.held_back,
+            next_at = clock_timestamp() + interval '100 ms'
+        WHERE o.id = b.id;
+        RETURN QUERY SELECT b.id, b.action, b.state, 0, 0, interval '100 ms';
+        RETURN;
+    END IF;
+    b.held_back := 0; -- it goes on
+
+    IF by_death THEN
+        SELECT array_agg(x.id ORDER BY x.dead_at, x.id), max(x.dead_at) INTO found_id, death
+        FROM taskrelay.bulk_next(b.filter, b.created_at, b.last_id, b.cursor_at, b.cursor_id, n, 0) AS x;
+        finished := coalesce(cardinality(found_id), 0) < n;
+        b.cursor_at := coalesce(death, b.cursor_at);
+        b.cursor_id := coalesce(found_id[cardinality(found_id)], b.cursor_id);
+    ELSE
+        SELECT max(s.id) INTO scanned
+        FROM (SELECT t.id FROM taskrelay.task AS t WHERE t.id > b.cursor_id AND t.id <= b.last_id ORDER BY t.id LIMIT 10000) AS s;
+        SELECT array_agg(x.id ORDER BY x.id) INTO found_id
+        FROM taskrelay.bulk_next(b.filter, b.created_at, b.last_id, '-infinity', b.cursor_id, n, coalesce(scanned, 0)) AS x;
+        finished := scanned IS NULL;
+        b.cursor_id := CASE WHEN cardinality(found_id) = n THEN found_id[n] ELSE coalesce(scanned, b.cursor_id) END;
+    END IF;
+
+    -- A row that somebody holds is not waited for: this transaction holds others, which their workers would wait for.
+    locked := ARRAY(SELECT t.id FROM taskrelay.task AS t WHERE t.id = ANY (found_id) ORDER BY t.id FOR UPDATE SKIP LOCKED);
+    BEGIN
+        SELECT coalesce(jsonb_object_agg(c.why, c.n), '{}') INTO results FROM (
+            SELECT CASE WHEN o.changed THEN '' ELSE o.why_not END AS why, count(*) AS n
+            FROM taskrelay.operate(b.action, locked, b.reason, b.options, b.actor, b.id) AS o GROUP BY 1) AS c;
+    EXCEPTION WHEN data_exception OR integrity_constraint_violation OR raise_exception THEN
+        -- One row that cannot be changed must not stop the rest for ever.
+        results := '{}';
+        FOREACH one IN ARRAY locked LOOP
+            BEGIN
+                SELECT results || jsonb_object_agg(k.why, coalesce((results ->> k.why)::bigint, 0) + 1) INTO results
+                FROM (SELECT CASE WHEN o.changed THEN '' ELSE o.why_not END AS why
+                      FROM taskrelay.operate(b.action, ARRAY[one], b.reason, b.options, b.actor, b.id) AS o) AS k;
+            EXCEPTION WHEN data_exception OR integrity_constraint_violation OR raise_exception THEN
+                results := results || jsonb_build_object(SQLERRM, coalesce((results ->> SQLERRM)::bigint, 0) + 1);
+            END;
+        END LOOP;
+    END;
+    IF cardinality(found_id) > cardinality(locked) THEN
+        results := results || jsonb_build_object('its row was locked by another transaction: start the bulk again',
+            cardinality(found_id) - cardinality(locked));
+    END IF;
+
+    looked := coalesce(cardinality(found_id), 0);
+    changed := coalesce((results ->> '')::int, 0);
+    b.state := CASE WHEN finished THEN 'done' ELSE 'open' END;
+    UPDATE taskrelay.bulk AS o
+    SET state = b.state, started_at = coalesce(o.started_at, clock_timestamp()),
+        finished_at = CASE WHEN finished THEN clock_timestamp() END, expected = b.expected, cursor_at = b.cursor_at, cursor_id = b.cursor_id,
+        done = o.done + looked, changed = o.changed + bulk_step.changed, skipped = o.skipped + looked - bulk_step.changed,
+        skipped_why = o.skipped_why || coalesce((
+            SELECT jsonb_object_agg(r.key, coalesce((o.skipped_why ->> r.key)::bigint, 0) + r.value::bigint)
+            FROM jsonb_each_text(results) AS r WHERE r.key <> ''), '{}'),
+        held_back = b.held_back,
+        -- Where the filter found nothing, the next rows are looked at at once.
+        next_at = clock_timestamp() + make_interval(secs => looked / b.rate),
+        owner = CASE WHEN NOT finished THEN bulk_step.relay END,
+        owner_until = CASE WHEN NOT finished THEN clock_timestamp() + bulk_step.lease END
+    WHERE o.id = b.id;
+    RETURN QUERY SELECT b.id, b.action, b.state, looked, bulk_step.changed, make_interval(secs => looked / b.rate);
+END $$;
+
+REVOKE ALL ON FUNCTION
+    taskrelay.operate(text, bigint[], text, jsonb, text, bigint),
+    taskrelay.reset(bigint[], text, boolean, boolean), taskrelay.reset(bigint, text, boolean, boolean),
+    taskrelay.rerun(bigint[], text, boolean, boolean), taskrelay.rerun(bigint, text, boolean, boolean),
+    taskrelay.set_priority(bigint[], text, text), taskrelay.set_priority(bigint, text, text),
+    taskrelay.cancel(bigint[], text, boolean), taskrelay.cancel(bigint, text, boolean),
+    taskrelay.discard(bigint[], text), taskrelay.discard(bigint, text),
+    taskrelay.error_shape(text), taskrelay.error_group(text, text, text), taskrelay.bulk_filter(text, jsonb),
+    taskrelay.bulk_next(jsonb, timestamptz, bigint, timestamptz, bigint, int, bigint),
+    taskrelay.preview_bulk(text, jsonb, int),
+    taskrelay.start_bulk(text, jsonb, text, jsonb, double precision),
+    taskrelay.cancel_bulk(bigint, text),
+    taskrelay.bulk_step(text, interval)
+FROM PUBLIC;
+
+DO $roles$
+BEGIN
+    IF to_regrole('taskrelay_relay') IS NOT NULL THEN
+        GRANT EXECUTE ON FUNCTION taskrelay.bulk_step(text, interval) TO taskrelay_relay;
+    END IF;
+    IF to_regrole('taskrelay_operator') IS NOT NULL THEN
+        GRANT SELECT ON taskrelay.bulk TO taskrelay_operator;
+        GRANT EXECUTE ON FUNCTION
+            taskrelay.reset(bigint[], text, boolean, boolean), taskrelay.reset(bigint, text, boolean, boolean),
+            taskrelay.rerun(bigint[], text, boolean, boolean), taskrelay.rerun(bigint, text, boolean, boolean),
+            taskrelay.set_priority(bigint[], text, text), taskrelay.set_priority(bigint, text, text),
+            taskrelay.cancel(bigint[], text, boolean), taskrelay.cancel(bigint, text, boolean),
+            taskrelay.discard(bigint[], text), taskrelay.discard(bigint, text),
+            taskrelay.error_shape(text), taskrelay.error_group(text, text, text), taskrelay.preview_bulk(text, jsonb, int),
+            taskrelay.start_bulk(text, jsonb, text, jsonb, double precision),
+            taskrelay.cancel_bulk(bigint, text) TO taskrelay_operator;
+    END IF;
+    IF to_regrole('taskrelay_viewer') IS NOT NULL THEN
+        GRANT SELECT ON taskrelay.bulk TO taskrelay_viewer;
+        GRANT EXECUTE ON FUNCTION taskrelay.error_shape(text), taskrelay.error_group(text, text, text) TO taskrelay_viewer;
+    END IF;
+END $roles$;
+INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (5, true);
+
+-- 0006_switches.sql
+
+-- Switches of a biz type, and how long finished rows are kept.
+
+ALTER TABLE taskrelay.biz_type
+    ADD COLUMN paused_by text,
+    ADD CONSTRAINT retention_is_not_negative CHECK (
+        retain_succeeded >= interval '0' AND retain_cancelled >= interval '0' AND retain_dead >= interval '0');
+
+-- One row. What the relays are configured to keep, for all who must agree with them: the worker deletes on success
+-- where succeeded is 0, and purge counts by the same ages. Null: kept until a person decides, as before any relay came.
+CREATE TABLE taskrelay.retention (
+    only_one    boolean PRIMARY KEY DEFAULT true CHECK (only_one),
+    succeeded   interval,
+    cancelled   interval,
+    dead        interval,
+    attempts    interval,
+    audit       interval,
+    owner       text,                       -- the relay that deletes
+    owner_until timestamptz,
+    task_low    bigint NOT NULL DEFAULT 0,  -- up to these ids nothing becomes deletable before the next full pass
+    attempt_low bigint NOT NULL DEFAULT 0,
+    audit_low   bigint NOT NULL DEFAULT 0,
+    full_at     timestamptz,                -- when the last full pass ended
+    tasks       bigint NOT NULL DEFAULT 0,  -- deleted so far
+    log_rows    bigint NOT NULL DEFAULT 0
+);
+INSERT INTO taskrelay.retention DEFAULT VALUES;
+
+-- Every biz type that an operator, a worker or a task has named, with its switches.
+CREATE VIEW taskrelay.types AS
+SELECT k.biz_type, b.paused_at, b.paused_reason, b.paused_by, b.rate, b.concurrency, b.default_priority, b.max_attempts, b.policy,
+    coalesce(b.retain_succeeded, r.succeeded) AS retain_succeeded, coalesce(b.retain_cancelled, r.cancelled) AS retain_cancelled,
+    coalesce(b.retain_dead, r.dead) AS retain_dead, -- null: until a person decides
+    coalesce(b.compensates, false) AS compensates, b.notifier, b.title, b.runbook_url, b.known_by, b.known_at,
+    i.strict_types AND b.known_by IS NULL AS refused,
+    (SELECT count(*) FROM taskrelay.worker AS w
+     WHERE w.seen_at > now() - interval '1 minute' AND k.biz_type = ANY (w.biz_types))::int AS live_workers
+FROM (SELECT b.biz_type FROM taskrelay.biz_type AS b UNION SELECT l.biz_type FROM taskrelay.known_lane AS l) AS k
+LEFT JOIN taskrelay.biz_type AS b ON b.biz_type = k.biz_type
+CROSS JOIN taskrelay.installation AS i
+CROSS JOIN taskrelay.retention AS r;
+
+-- A name nobody knows is more likely a slip than a new type: a pause of it would stop nothing.
+CREATE FUNCTION taskrelay.type_is_known(the_type text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM taskrelay.biz_type AS b WHERE b.biz_type = the_type COLLATE "C")
+        OR EXISTS (SELECT FROM taskrelay.task AS t WHERE t.biz_type = the_type COLLATE "C")
+$$;
+
+-- Pause and resume: relays and consumers follow within seconds. The row is locked first, so of two at once one is second.
+CREATE FUNCTION taskrelay.switch_pause(the_type text, pause boolean, reason text)
+RETURNS TABLE (changed boolean, why_not text)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    was     taskrelay.biz_type;
+    becomes taskrelay.biz_type;
+BEGIN
+    PERFORM taskrelay.audit_reason(reason);
+    changed := false;
+    IF the_type IS NULL OR NOT taskrelay.type_is_known(the_type) THEN
+        why_not := 'no such biz type';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    INSERT INTO taskrelay.biz_type (biz_type) VALUES (the_type) ON CONFLICT DO NOTHING;
+    SELECT * INTO was FROM taskrelay.biz_type AS b WHERE b.biz_type = the_type COLLATE "C" FOR UPDATE;
+    IF pause = (was.paused_at IS NOT NULL) THEN
+        why_not := CASE WHEN pause THEN format('it is paused already, since %s by %s: %s', date_trunc('second', was.paused_at),
+            coalesce(was.paused_by, 'somebody'), coalesce(was.paused_reason, 'no reason given')) ELSE 'it is not paused' END;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    UPDATE taskrelay.biz_type AS b
+    SET paused_at = CASE WHEN pause THEN now() END,
+        paused_reason = CASE WHEN pause THEN reason END,
+        paused_by = CASE WHEN pause THEN taskrelay.audit_actor() END
+    WHERE b.biz_type = was.biz_type
+    RETURNING * INTO becomes;
+    INSERT INTO taskrelay.audit (actor, action, biz_type, reason, before, after)
+    VALUES (taskrelay.audit_actor(), CASE WHEN pause THEN 'pause' ELSE 'resume' END, was.biz_type, reason,
+        jsonb_build_object('paused_at', was.paused_at, 'paused_reason', was.paused_reason, 'paused_by', was.paused_by),
+        jsonb_build_object('paused_at', becomes.paused_at, 'paused_reason', becomes.paused_reason, 'paused_by', becomes.paused_by));
+    changed := true;
+    RETURN NEXT;
+END $$;
+
+CREATE FUNCTION taskrelay.pause(biz_type text, reason text) RETURNS TABLE (changed boolean, why_not text)
+LANGUAGE sql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$ SELECT s.changed, s.why_not FROM taskrelay.switch_pause(pause.biz_type, true, pause.reason) AS s $$;
+
+CREATE FUNCTION taskrelay.resume(biz_type text, reason text) RETURNS TABLE (changed boolean, why_not text)
+LANGUAGE sql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$ SELECT s.changed, s.why_not FROM taskrelay.switch_pause(resume.biz_type, false, resume.reason) AS s $$;
+
+-- Sets a biz type: '{"rate": 50, "retain_succeeded": "7 days"}'. Null clears a setting, so that the worker's or the
+-- relay's own holds again. "forever" keeps rows whatever the relay is told. add makes a type known that no worker has.
+CREATE FUNCTION taskrelay.set_type(biz_type text, settings jsonb, reason text, add boolean DEFAULT false)
+RETURNS TABLE (changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    known   text[] := ARRAY['rate', 'concurrency', 'default_priority', 'max_attempts', 'policy', 'retain_succeeded', 'retain_cancelled',
+                            'retain_dead', 'compensates', 'notifier', 'title', 'runbook_url', 'known'];
+    unknown text;
+    wanted  jsonb := set_type.settings -> 'policy';
+    was     taskrelay.biz_type;
+    becomes taskrelay.biz_type;
+    clean   jsonb := set_type.settings;
+    k       text;
+BEGIN
+    PERFORM taskrelay.audit_reason(set_type.reason);
+    IF jsonb_typeof(set_type.settings) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'settings must be an object such as {"rate": 50}' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT string_agg(o.key, ', ') INTO unknown FROM jsonb_object_keys(set_type.settings) AS o (key) WHERE o.key <> ALL (known);
+    IF unknown IS NOT NULL THEN
+        RAISE EXCEPTION 'unknown setting: %', unknown
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Known: ' || array_to_string(known, ', ');
+    END IF;
+    FOREACH k IN ARRAY ARRAY['retain_succeeded', 'retain_cancelled', 'retain_dead'] LOOP
+        IF clean ->> k = 'forever' THEN
+            clean := jsonb_set(clean, ARRAY[k], '"1000 years"');
+        END IF;
+    END LOOP;
+    IF jsonb_typeof(wanted) = 'null' THEN
+        wanted := NULL;
+    ELSIF wanted IS NOT NULL AND (
+        jsonb_typeof(wanted) <> 'object'
+        OR coalesce(wanted ->> 'strategy', '') NOT IN ('fixed', 'exponential', 'random')
+        OR coalesce(wanted ->> 'base_delay', '') !~ '^([0-9]+([.][0-9]+)?(ms|s|m|h))+$'
+        OR coalesce(wanted ->> 'max_delay', '1h') !~ '^([0-9]+([.][0-9]+)?(ms|s|m|h))+$'
+        OR jsonb_typeof(coalesce(wanted -> 'jitter', '0')) <> 'number'
+        OR coalesce(wanted ->> 'jitter', '0')::numeric NOT BETWEEN 0 AND 1) THEN
+        RAISE EXCEPTION 'policy % is none', wanted USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Such as {"strategy": "exponential", "base_delay": "5s", "max_delay": "1h", "jitter": 0.2}; strategies are fixed, exponential and random.';
+    END IF;
+
+    changed := false;
+    IF set_type.add THEN
+        INSERT INTO taskrelay.biz_type AS b (biz_type, known_by, known_at) VALUES (set_type.biz_type, taskrelay.audit_actor(), now())
+        ON CONFLICT (biz_type) DO NOTHING;
+    ELSIF set_type.biz_type IS NULL OR NOT taskrelay.type_is_known(set_type.biz_type) THEN
+        why_not := 'no such biz type';
+        RETURN NEXT;
+        RETURN;
+    ELSE
+        INSERT INTO taskrelay.biz_type AS b (biz_type) VALUES (set_type.biz_type) ON CONFLICT (biz_type) DO NOTHING;
+    END IF;
+    SELECT * INTO was FROM taskrelay.biz_type AS b WHERE b.biz_type = set_type.biz_type COLLATE "C" FOR UPDATE;
+    UPDATE taskrelay.biz_type AS b
+    SET rate             = CASE WHEN clean ? 'rate' THEN (clean ->> 'rate')::float8 ELSE b.rate END,
+        concurrency      = CASE WHEN clean ? 'concurrency' THEN (clean ->> 'concurrency')::int ELSE b.concurrency END,
+        default_priority = CASE WHEN clean ? 'default_priority' THEN clean ->> 'default_priority' ELSE b.default_priority END,
+        max_attempts     = CASE WHEN clean ? 'max_attempts' THEN (clean ->> 'max_attempts')::int ELSE b.max_attempts END,
+        policy           = CASE WHEN clean ? 'policy' THEN wanted ELSE b.policy END,
+        retain_succeeded = CASE WHEN clean ? 'retain_succeeded' THEN (clean ->> 'retain_succeeded')::interval ELSE b.retain_succeeded END,
+        retain_cancelled = CASE WHEN clean ? 'retain_cancelled' THEN (clean ->> 'retain_cancelled')::interval ELSE b.retain_cancelled END,
+        retain_dead      = CASE WHEN clean ? 'retain_dead' THEN (clean ->> 'retain_dead')::interval ELSE b.retain_dead END,
+        compensates      = CASE WHEN clean ? 'compensates' THEN coalesce((clean ->> 'compensates')::boolean, false) ELSE b.compensates END,
+        notifier         = CASE WHEN clean ? 'notifier' THEN clean ->> 'notifier' ELSE b.notifier END,
+        title            = CASE WHEN clean ? 'title' THEN clean ->> 'title' ELSE b.title END,
+        runbook_url      = CASE WHEN clean ? 'runbook_url' THEN clean ->> 'runbook_url' ELSE b.runbook_url END,
+        known_by         = CASE WHEN set_type.add OR (clean ->> 'known')::boolean THEN coalesce(b.known_by, taskrelay.audit_actor())
+                                WHEN clean ? 'known' THEN NULL ELSE b.known_by END,
+        known_at         = CASE WHEN set_type.add OR (clean ->> 'known')::boolean THEN coalesce(b.known_at, now())
+                                WHEN clean ? 'known' THEN NULL ELSE b.known_at END
+    WHERE b.biz_type = was.biz_type
+    RETURNING * INTO becomes;
+    IF becomes IS NOT DISTINCT FROM was AND NOT set_type.add THEN
+        why_not := 'it is set so already';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    INSERT INTO taskrelay.audit (actor, action, biz_type, reason, before, after)
+    VALUES (taskrelay.audit_actor(), CASE WHEN set_type.add THEN 'add type' ELSE 'set type' END, was.biz_type, set_type.reason,
+        jsonb_strip_nulls(to_jsonb(was)), jsonb_strip_nulls(to_jsonb(becomes)));
+    changed := true;
+    RETURN NEXT;
+END $$;
+
+-- Known types only, or all. On: enqueue refuses, and relays do not publish, what no worker and no operator has made known.
+CREATE FUNCTION taskrelay.set_strict_types(strict boolean, reason text) RETURNS TABLE (changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    was boolean;
+BEGIN
+    PERFORM taskrelay.audit_reason(set_strict_types.reason);
+    SELECT i.strict_types INTO was FROM taskrelay.installation AS i FOR UPDATE;
+    changed := was IS DISTINCT FROM coalesce(set_strict_types.strict, was);
+    IF NOT changed THEN
+        why_not := format('strict types are %s already', CASE WHEN was THEN 'on' ELSE 'off' END);
+    ELSE
+        UPDATE taskrelay.installation SET strict_types = set_strict_types.strict;
+        INSERT INTO taskrelay.audit (actor, action, reason, before, after)
+        VALUES (taskrelay.audit_actor(), 'strict types', set_strict_types.reason,
+            jsonb_build_object('strict_types', was), jsonb_build_object('strict_types', set_strict_types.strict));
+    END IF;
+    RETURN NEXT;
+END $$;
+
+-- Looks at the next tasks behind an id and deletes, or in a dry run counts, those whose age is reached: at most batch of
+-- them. It answers per type, state and verdict, with the last id it looked at and the first one that is only too young.
+-- Only final rows go, dead ones only once their letter is out, and that letter with them. Locked rows are passed by:
+-- a delete waits for nobody, and nobody waits for it but an enqueue of the very same biz id.
+CREATE FUNCTION taskrelay.purge_page(after bigint, scan int, batch int, dry_run boolean, types text[] DEFAULT NULL,
+    statuses text[] DEFAULT NULL, older_than interval DEFAULT NULL, reason text DEFAULT NULL)
+RETURNS TABLE (biz_type text, status text, verdict text, tasks bigint, last_id bigint, young_id bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH page AS MATERIALIZED (
+        SELECT t.id, t.biz_type, t.status, t.finished_at, t.dead_lettered_at, t.ordering_key IS NOT NULL AS keyed
+        FROM taskrelay.task AS t
+        WHERE t.id > purge_page.after
+        ORDER BY t.id
+        LIMIT purge_page.scan
+    ), judged AS MATERIALIZED (
+        SELECT p.*, CASE
+            WHEN p.biz_type <> ALL (purge_page.types) OR p.status <> ALL (purge_page.statuses) THEN 'not asked for'
+            WHEN p.finished_at IS NULL THEN 'unfinished'
+            WHEN a.keep IS NULL THEN 'kept until a person decides'
+            WHEN p.status = 'dead' AND p.dead_lettered_at IS NULL THEN 'dead letter not out'
+            WHEN p.status = 'dead' AND p.keyed THEN 'others of its ordering key may wait for it'
+            WHEN p.finished_at > now() - a.keep THEN 'too young'
+            ELSE 'due' END AS verdict
+        FROM page AS p
+        LEFT JOIN taskrelay.biz_type AS b ON b.biz_type = p.biz_type
+        CROSS JOIN taskrelay.retention AS r
+        CROSS JOIN LATERAL (SELECT coalesce(purge_page.older_than, CASE p.status
+            WHEN 'succeeded' THEN coalesce(b.retain_succeeded, r.succeeded)
+            WHEN 'cancelled' THEN coalesce(b.retain_cancelled, r.cancelled)
+            WHEN 'dead' THEN coalesce(b.retain_dead, r.dead) END) AS keep) AS a
+    ), cut AS MATERIALIZED (
+        SELECT coalesce((SELECT j.id FROM judged AS j WHERE j.verdict = 'due' ORDER BY j.id OFFSET purge_page.batch - 1 LIMIT 1),
+            (SELECT max(p.id) FROM page AS p)) AS id
+    ), locked AS MATERIALIZED (
+        SELECT k.tid
+        FROM judged AS j
+        CROSS JOIN cut
+        CROSS JOIN LATERAL (
+            SELECT t.ctid AS tid FROM taskrelay.task AS t
+            WHERE t.id = j.id AND t.status = j.status AND t.finished_at = j.finished_at
+                AND t.dead_lettered_at IS NOT DISTINCT FROM j.dead_lettered_at
+            FOR UPDATE SKIP LOCKED
+        ) AS k
+        WHERE j.verdict = 'due' AND j.id <= cut.id AND NOT purge_page.dry_run
+    ), gone AS (
+        DELETE FROM taskrelay.task AS t USING locked AS k WHERE t.ctid = k.tid
+        RETURNING t.id, t.biz_type, t.status
+    ), letters AS (
+        INSERT INTO taskrelay.letter_purge (task_id, biz_type)
+        SELECT g.id, g.biz_type FROM gone AS g WHERE g.status = 'dead'
+        ON CONFLICT DO NOTHING
+    ), logged AS (
+        INSERT INTO taskrelay.audit (actor, action, reason, after)
+        SELECT taskrelay.audit_actor(), 'purge', purge_page.reason, jsonb_object_agg(c.what, c.n)
+        FROM (SELECT g.biz_type || ' ' || g.status AS what, count(*) AS n FROM gone AS g GROUP BY 1) AS c
+        HAVING count(*) > 0 AND purge_page.reason IS NOT NULL
+    )
+    SELECT j.biz_type, j.status,
+        CASE WHEN j.verdict <> 'due' OR purge_page.dry_run THEN j.verdict WHEN g.id IS NOT NULL THEN 'deleted' ELSE 'busy' END,
+        count(*), cut.id, (SELECT min(y.id) FROM judged AS y WHERE y.verdict = 'too young' AND y.id <= cut.id)
+    FROM judged AS j
+    CROSS JOIN cut
+    LEFT JOIN gone AS g ON g.id = j.id
+    WHERE j.id <= cut.id
+    GROUP BY 1, 2, 3, cut.id;
+END $$;
+
+-- The same for the attempt log and the audit, which go by their own age.
+CREATE FUNCTION taskrelay.purge_attempts_page(after_task bigint, after_token bigint, scan int, batch int, dry_run boolean)
+RETURNS TABLE (deleted bigint, last_task bigint, last_token bigint, young_task bigint)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH page AS MATERIALIZED (
+        SELECT a.task_id, a.lease_token, a.finished_at <= now() - r.attempts AS due
+        FROM taskrelay.retention AS r
+        CROSS JOIN LATERAL (
+            SELECT a.task_id, a.lease_token, a.finished_at FROM taskrelay.task_attempt AS a
+            WHERE (a.task_id, a.lease_token) > (after_task, after_token)
+            ORDER BY a.task_id, a.lease_token
+            LIMIT scan
+        ) AS a
+    ), numbered AS MATERIALIZED (
+        SELECT p.*, count(*) FILTER (WHERE p.due) OVER (ORDER BY p.task_id, p.lease_token) AS n FROM page AS p
+    ), locked AS MATERIALIZED (
+        SELECT k.tid
+        FROM numbered AS p
+        CROSS JOIN LATERAL (
+            SELECT a.ctid AS tid FROM taskrelay.task_attempt AS a
+            WHERE a.task_id = p.task_id AND a.lease_token = p.lease_token
+            FOR UPDATE SKIP LOCKED
+        ) AS k
+        WHERE p.due AND p.n <= batch AND NOT dry_run
+    ), gone AS (
+        DELETE FROM taskrelay.task_attempt AS a USING locked AS k WHERE a.ctid = k.tid RETURNING 1
+    ), seen AS (
+        SELECT p.* FROM numbered AS p WHERE p.n <= batch
+    )
+    SELECT CASE WHEN dry_run THEN (SELECT count(*) FROM seen AS s WHERE s.due) ELSE (SELECT count(*) FROM gone) END,
+        l.task_id, l.lease_token, (SELECT min(s.task_id) FROM seen AS s WHERE NOT s.due)
+    FROM (SELECT s.task_id, s.lease_token FROM seen AS s ORDER BY s.task_id DESC, s.lease_token DESC LIMIT 1) AS l;
+END $$;
+
+CREATE FUNCTION taskrelay.purge_audit_page(after bigint, scan int, batch int, dry_run boolean)
+RETURNS TABLE (deleted bigint, last_id bigint, young_id bigint)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH page AS MATERIALIZED (
+        SELECT a.id, a.at <= now() - r.audit AS due
+        FROM taskrelay.retention AS r
+        CROSS JOIN LATERAL (SELECT a.id, a.at FROM taskrelay.audit AS a WHERE a.id > purge_audit_page.after ORDER BY a.id LIMIT scan) AS a
+    ), seen AS MATERIALIZED (
+        SELECT n.id, n.due FROM (SELECT p.*, count(*) FILTER (WHERE p.due) OVER (ORDER BY p.id) AS n FROM page AS p) AS n WHERE n.n <= batch
+    ), gone AS (
+        DELETE FROM taskrelay.audit AS a USING seen AS s WHERE a.id = s.id AND s.due AND NOT dry_run RETURNING 1
+    )
+    SELECT CASE WHEN dry_run THEN (SELECT count(*) FROM seen AS s WHERE s.due) ELSE (SELECT count(*) FROM gone) END,
+        max(s.id), min(s.id) FILTER (WHERE NOT coalesce(s.due, false))
+    FROM seen AS s
+    HAVING count(*) > 0;
+END $$;
+
+-- Keep-nothing mode: what a worker has just settled goes at once where the type's retention is 0, and frees its biz id.
+CREATE FUNCTION taskrelay.forget_succeeded(ids bigint[]) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    n bigint;
+BEGIN
+    WITH locked AS MATERIALIZED (
+        SELECT k.tid
+        FROM (SELECT DISTINCT u.id FROM unnest(ids) AS u (id) ORDER BY u.id) AS u
+        CROSS JOIN LATERAL (
+            SELECT t.ctid AS tid FROM taskrelay.task AS t
+            WHERE t.id = u.id AND t.status = 'succeeded'
+                AND interval '0' = (SELECT coalesce(b.retain_succeeded, r.succeeded)
+                    FROM taskrelay.retention AS r LEFT JOIN taskrelay.biz_type AS b ON b.biz_type = t.biz_type)
+            FOR UPDATE OF t SKIP LOCKED
+        ) AS k
+    )
+    DELETE FROM taskrelay.task AS t USING locked AS k WHERE t.ctid = k.tid;
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END $$;
+
+REVOKE ALL ON FUNCTION
+    taskrelay.type_is_known(text), taskrelay.switch_pause(text, boolean, text),
+    taskrelay.pause(text, text), taskrelay.resume(text, text),
+    taskrelay.set_type(text, jsonb, text, boolean), taskrelay.set_strict_types(boolean, text),
+    taskrelay.purge_page(bigint, int, int, boolean, text[], text[], interval, text),
+    taskrelay.purge_attempts_page(bigint, bigint, int, int, boolean), taskrelay.purge_audit_page(bigint, int, int, boolean),
+    taskrelay.forget_succeeded(bigint[])
+FROM PUBLIC;
+
+DO $roles$
+BEGIN
+    IF to_regrole('taskrelay_relay') IS NOT NULL THEN
+        GRANT SELECT, UPDATE ON taskrelay.retention TO taskrelay_relay;
+        GRANT EXECUTE ON FUNCTION taskrelay.purge_page(bigint, int, int, boolean, text[], text[], interval, text),
+            taskrelay.purge_attempts_page(bigint, bigint, int, int, boolean), taskrelay.purge_audit_page(bigint, int, int, boolean) TO taskrelay_relay;
+    END IF;
+    IF to_regrole('taskrelay_worker') IS NOT NULL THEN
+        GRANT SELECT ON taskrelay.retention TO taskrelay_worker;
+        GRANT EXECUTE ON FUNCTION taskrelay.forget_succeeded(bigint[]) TO taskrelay_worker;
+    END IF;
+    IF to_regrole('taskrelay_operator') IS NOT NULL THEN
+        GRANT SELECT ON taskrelay.types, taskrelay.retention TO taskrelay_operator;
+        GRANT EXECUTE ON FUNCTION taskrelay.pause(text, text), taskrelay.resume(text, text),
+            taskrelay.set_type(text, jsonb, text, boolean), taskrelay.set_strict_types(boolean, text),
+            taskrelay.purge_page(bigint, int, int, boolean, text[], text[], interval, text),
+            taskrelay.purge_attempts_page(bigint, bigint, int, int, boolean), taskrelay.purge_audit_page(bigint, int, int, boolean) TO taskrelay_operator;
+    END IF;
+    IF to_regrole('taskrelay_viewer') IS NOT NULL THEN
+        GRANT SELECT ON taskrelay.types, taskrelay.retention TO taskrelay_viewer;
+    END IF;
+END $roles$;
+INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (6, true);
+
+-- 0007_notices.sql
+
+-- What people are still to be told. The relays copy events from the stream TASKS_EVENTS into notice, and delete them
+-- there when a notifier has taken them: the outbox, once more. So a notifier that is down, a relay that is killed and a
+-- stream that is lost cost nothing but time, and whoever looks sees what waits.
+CREATE TABLE taskrelay.notice (
+    id           text COLLATE "C" PRIMARY KEY,   -- the event's message id: an event that is delivered twice is one notice
+    biz_type     text COLLATE "C" NOT NULL,
+    event        text NOT NULL,                  -- failed, dead, compensation_failed
+    task_id      bigint NOT NULL,
+    biz_id       text,
+    attempts     int NOT NULL,
+    reason       text NOT NULL,
+    error        text NOT NULL,                  -- one line, at most 1 KiB
+    error_class  text NOT NULL,
+    compensation text NOT NULL,
+    happened_at  timestamptz NOT NULL,
+    added_at     timestamptz NOT NULL DEFAULT now(),
+    fence        bigint                          -- the turn that is telling it
+);
+CREATE INDEX notice_biz_type ON taskrelay.notice (biz_type, happened_at, id);
+
+-- One row per type: when its next message may go out, whatever relay sends it.
+CREATE TABLE taskrelay.notice_turn (
+    biz_type    text COLLATE "C" PRIMARY KEY,
+    next_at     timestamptz NOT NULL,
+    sent_at     timestamptz,                     -- the last message
+    notifier    text,                            -- and by what it went, or was tried
+    tries       int NOT NULL DEFAULT 0,          -- in vain, since then
+    last_error  text,
+    fence       bigint NOT NULL DEFAULT 0,       -- grows with each turn: what a late relay writes changes nothing
+    taken_by    text,
+    taken_until timestamptz
+) WITH (fillfactor = 50);
+
+DO $roles$
+BEGIN
+    IF to_regrole('taskrelay_relay') IS NOT NULL THEN
+        GRANT SELECT, INSERT, UPDATE, DELETE ON taskrelay.notice, taskrelay.notice_turn TO taskrelay_relay;
+    END IF;
+    IF to_regrole('taskrelay_operator') IS NOT NULL THEN
+        GRANT SELECT ON taskrelay.notice, taskrelay.notice_turn TO taskrelay_operator;
+    END IF;
+    IF to_regrole('taskrelay_viewer') IS NOT NULL THEN
+        GRANT SELECT ON taskrelay.notice, taskrelay.notice_turn TO taskrelay_viewer;
+    END IF;
+END $roles$;
+INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (7, true);
+
+-- 0008_recovery.sql
+
+-- What "taskrelay doctor --fix" asks of the relay. Each is a guess about messages: no generation is raised, so a message
+-- that is there after all stays good, and the claim drops the second one.
+
+-- Has the relay look at unfinished tasks at once instead of when it would by itself; same shape as the operating functions.
+CREATE FUNCTION taskrelay.look_again(ids bigint[], reason text)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM taskrelay.audit_reason(look_again.reason);
+    PERFORM t.id FROM taskrelay.task AS t WHERE t.id = ANY (look_again.ids) ORDER BY t.id FOR UPDATE;
+    RETURN QUERY
+    WITH before AS MATERIALIZED (
+        SELECT t.id, t.republish_at,
+            CASE
+                WHEN t.finished_at IS NOT NULL THEN format('it is %s already', t.status)
+                WHEN t.status = 'blocked' THEN 'it is blocked behind an earlier task of its ordering key'
+                WHEN t.status <> 'running' AND coalesce(t.next_attempt_at, t.run_at, '-infinity') > now() THEN 'it is not due yet'
+            END AS why_not
+        FROM taskrelay.task AS t
+        WHERE t.id = ANY (look_again.ids)
+    ), after AS (
+        UPDATE taskrelay.task AS t
+        SET republish_at = CASE WHEN t.status = 'running' AND t.lease_until > now() THEN t.lease_until ELSE now() END,
+            looks = t.looks + 1 -- an id of its own, else the server may take it for the message it has lost
+        FROM before AS b
+        WHERE t.id = b.id AND b.why_not IS NULL AND t.finished_at IS NULL
+        RETURNING t.id, t.biz_type, t.biz_id, t.republish_at
+    ), logged AS (
+        INSERT INTO taskrelay.audit (actor, action, task_id, biz_type, biz_id, reason, before, after)
+        SELECT taskrelay.audit_actor(), 'look_again', a.id, a.biz_type, a.biz_id, look_again.reason,
+            jsonb_build_object('republish_at', b.republish_at), jsonb_build_object('republish_at', a.republish_at)
+        FROM after AS a JOIN before AS b ON b.id = a.id
+    )
+    SELECT w.id, a.id IS NOT NULL,
+        CASE WHEN a.id IS NOT NULL THEN NULL WHEN b.id IS NULL THEN 'no such task' ELSE coalesce(b.why_not, 'it changed meanwhile: try again') END
+    FROM (SELECT DISTINCT u.id FROM unnest(look_again.ids) AS u (id) WHERE u.id IS NOT NULL) AS w
+    LEFT JOIN before AS b ON b.id = w.id
+    LEFT JOIN after AS a ON a.id = w.id
+    ORDER BY w.id;
+END $$;
+
+-- Has all relays compare every lane with the stream from the start, as after a loss of the stream: each unfinished task
+-- that is due gets a message anew. Returns the number of losses counted so far.
+CREATE FUNCTION taskrelay.rescan(reason text) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    n int;
+BEGIN
+    PERFORM taskrelay.audit_reason(rescan.reason);
+    UPDATE taskrelay.installation AS i SET losses = i.losses + 1 RETURNING i.losses INTO n;
+    INSERT INTO taskrelay.audit (actor, action, reason, before, after)
+    VALUES (taskrelay.audit_actor(), 'rescan', rescan.reason, jsonb_build_object('losses', n - 1), jsonb_build_object('losses', n));
+    RETURN n;
+END $$;
+
+-- Has a relay publish all dead letters again. They carry Task-Replayed, and no notice is sent for them.
+CREATE FUNCTION taskrelay.replay_letters(reason text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM taskrelay.audit_reason(replay_letters.reason);
+    UPDATE taskrelay.installation SET dead_stream_created = 'epoch';
+    INSERT INTO taskrelay.audit (actor, action, reason)
+    VALUES (taskrelay.audit_actor(), 'replay_letters', replay_letters.reason);
+END $$;
+
+-- Writes down that somebody gave rows of another cluster a new place: that runs page by page, outside one transaction.
+CREATE FUNCTION taskrelay.audit_reposition(reason text, result jsonb) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM taskrelay.audit_reason(audit_reposition.reason);
+    INSERT INTO taskrelay.audit (actor, action, reason, after)
+    VALUES (taskrelay.audit_actor(), 'reposition', audit_reposition.reason, audit_reposition.result);
+END $$;
+
+REVOKE ALL ON FUNCTION
+    taskrelay.look_again(bigint[], text), taskrelay.rescan(text), taskrelay.replay_letters(text), taskrelay.audit_reposition(text, jsonb)
+FROM PUBLIC;
+INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (8, true);
+
+-- 0009_recovery_roles.sql
+
+DO $roles$
+BEGIN
+    -- A relay that gives up on a compensation says so in the row.
+    IF to_regrole('taskrelay_relay') IS NOT NULL THEN
+        GRANT UPDATE (compensation) ON taskrelay.task TO taskrelay_relay;
+        GRANT EXECUTE ON FUNCTION taskrelay.audit_reposition(text, jsonb) TO taskrelay_relay;
+    END IF;
+
+    -- "taskrelay doctor" looks at everything; --fix asks the relay.
+    IF to_regrole('taskrelay_operator') IS NOT NULL THEN
+        GRANT SELECT ON taskrelay.incarnation TO taskrelay_operator;
+        GRANT EXECUTE ON FUNCTION taskrelay.look_again(bigint[], text), taskrelay.rescan(text), taskrelay.replay_letters(text)
+            TO taskrelay_operator;
+    END IF;
+END $roles$;
+INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (9, true);
+
+-- 0010_lane_index.sql
+
+-- The index of the relay's reads serves only statements that say something of xid. It ends in id, and while the table is
+-- small or its statistics are old the planner finds rows by id in it as cheaply as in the primary key: a plan made then
+-- and kept read all of it for each row. Now the primary key is the one index in which a row can be found by id, and
+-- claim and settle may keep their plans. (That xid is never null is not known to the planner here; "xid >= ..." implies it.)
+DROP INDEX IF EXISTS taskrelay.task_lane_by_xid; -- of a migration that was cut off
+CREATE INDEX task_lane_by_xid ON taskrelay.task (biz_type, priority, xid, id) WHERE xid IS NOT NULL;
+DROP INDEX IF EXISTS taskrelay.task_lane;
+ALTER INDEX taskrelay.task_lane_by_xid RENAME TO task_lane;
+
+-- As before, but for what they say of xid.
+CREATE OR REPLACE VIEW taskrelay.known_lane AS
+WITH RECURSIVE found AS (
+    (SELECT t.biz_type, t.priority FROM taskrelay.task AS t WHERE t.xid >= '0' ORDER BY t.biz_type, t.priority LIMIT 1)
+    UNION ALL
+    SELECT n.biz_type, n.priority
+    FROM found AS f
+    CROSS JOIN LATERAL (
+        SELECT t.biz_type, t.priority FROM taskrelay.task AS t
+        WHERE (t.biz_type, t.priority) > (f.biz_type, f.priority) AND t.xid >= '0'
+        ORDER BY t.biz_type, t.priority LIMIT 1
+    ) AS n
+)
+SELECT biz_type, priority,
+    coalesce(l.snapshot, '1:1:') AS snapshot, coalesce(l.at, '-infinity') AS at,
+    -- What comes next: the page key of the open round, if there is one.
+    coalesce(l.key_xid, '0') AS key_xid, coalesce(l.key_id, -1) AS key_id,
+    coalesce(l.key_run_at, l.at, '-infinity') AS key_run_at, coalesce(l.key_run_id, 9223372036854775807) AS key_run_id,
+    coalesce(l.low_snapshot, '1:1:') AS low_snapshot, coalesce(l.low_at, '-infinity') AS low_at,
+    CASE WHEN l.owner_until > now() THEN l.owner END AS relay,
+    b.paused_at,
+    (SELECT count(*) FROM taskrelay.worker AS w
+     WHERE w.seen_at > now() - interval '1 minute' AND biz_type = ANY (w.biz_types))::int AS live_workers
+FROM found
+FULL JOIN taskrelay.lane AS l USING (biz_type, priority)
+LEFT JOIN taskrelay.biz_type AS b USING (biz_type);
+
+CREATE OR REPLACE FUNCTION taskrelay.lag_now()
+RETURNS TABLE (biz_type text, priority text, backlog bigint, on_work_list bigint, oldest_due_age interval,
+    paused_at timestamptz, live_workers int, relay text)
+LANGUAGE sql STABLE SECURITY DEFINER ROWS 20
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+BEGIN ATOMIC
+SELECT k.biz_type, k.priority,
+    listed.n + fresh.n + scheduled.n AS backlog, -- 10000 and more: at least that many
+    listed.n AS on_work_list,
+    greatest(now() - least(listed.oldest, fresh.oldest, scheduled.oldest), interval '0') AS oldest_due_age,
+    k.paused_at, k.live_workers, k.relay
+FROM taskrelay.known_lane AS k
+CROSS JOIN LATERAL (
+    SELECT count(*) AS n, min(w.republish_at) AS oldest
+    FROM (
+        SELECT t.republish_at FROM taskrelay.task AS t
+        WHERE t.biz_type = k.biz_type AND t.priority = k.priority AND t.republish_at <= now()
+        ORDER BY t.republish_at LIMIT 10000
+    ) AS w
+) AS listed
+CROSS JOIN LATERAL (
+    SELECT count(*) AS n, min(f.due) AS oldest
+    FROM (
+        -- Transactions that were open when the position was taken, one probe each: = ANY is no ordered index condition before PG 17.
+        SELECT r.due
+        FROM pg_snapshot_xip(k.snapshot) AS x (xid)
+        CROSS JOIN LATERAL (
+            SELECT coalesce(t.run_at, t.created_at) AS due FROM taskrelay.task AS t
+            WHERE t.biz_type = k.biz_type AND t.priority = k.priority
+                -- A range, not an equality: with that the planner may walk the primary key.
+                AND (t.xid, t.id) > (x.xid, CASE WHEN x.xid = k.key_xid THEN k.key_id ELSE -1 END) AND t.xid <= x.xid
+                AND t.status = 'pending' AND t.generation = 0 AND t.republish_at IS NULL AND (t.run_at IS NULL OR t.run_at <= now())
+            ORDER BY t.xid, t.id LIMIT 10000
+        ) AS r
+        WHERE x.xid >= k.key_xid
+        UNION ALL
+        (SELECT coalesce(t.run_at, t.created_at)
+         FROM taskrelay.task AS t
+         WHERE t.biz_type = k.biz_type AND t.priority = k.priority
+             AND (t.xid, t.id) > (greatest(k.key_xid, pg_snapshot_xmax(k.snapshot)),
+                                  CASE WHEN k.key_xid >= pg_snapshot_xmax(k.snapshot) THEN k.key_id ELSE -1 END)
+             AND t.xid < pg_snapshot_xmax(pg_current_snapshot()) -- no bound, but the index asks for a word on xid
+             AND t.status = 'pending' AND t.generation = 0 AND t.republish_at IS NULL AND (t.run_at IS NULL OR t.run_at <= now())
+         ORDER BY t.xid, t.id LIMIT 10000)
+    ) AS f
+) AS fresh
+CROSS JOIN LATERAL (
+    SELECT count(*) AS n, min(s.run_at) AS oldest
+    FROM (
+        SELECT t.run_at FROM taskrelay.task AS t
+        WHERE t.biz_type = k.biz_type AND t.priority = k.priority AND t.run_at IS NOT NULL
+            AND (t.run_at, t.id) > (k.key_run_at, k.key_run_id) AND t.run_at <= now()
+            AND pg_visible_in_snapshot(t.xid, k.snapshot)
+            AND t.status = 'pending' AND t.generation = 0 AND t.republish_at IS NULL
+        ORDER BY t.run_at, t.id LIMIT 10000
+    ) AS s
+) AS scheduled;
+END;
+INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (10, true);
 
 COMMIT;
