@@ -2,9 +2,10 @@
 //
 //	/livez   200 while the main loop makes progress; says nothing about Postgres or NATS, so that an outage of theirs
 //	         does not restart every process.
+//	/metrics what [Server.Metrics] was given, 503 before.
 //	/readyz  200 while what the process depends on answers, 503 with the reasons otherwise; ?verbose lists each check.
 //
-// Nothing here changes anything, and there is nothing else.
+// Nothing here changes anything, and there is nothing else. Profiles are served apart: see [Profiles].
 package admin
 
 import (
@@ -39,6 +40,7 @@ type Server struct {
 	live    func() error
 	checks  []Check
 	waiting string // why not ready, before Serving and after Stopping
+	metrics http.Handler
 }
 
 // Listen opens addr, such as 127.0.0.1:9090. With port 0 a free one is taken, and the log names it.
@@ -51,16 +53,26 @@ func Listen(addr string, logger zerolog.Logger) (*Server, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", s.livez)
 	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.HandleFunc("GET /metrics", s.serveMetrics)
 	s.http = &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       5 * time.Second,
-		WriteTimeout:      10 * time.Second,
+		WriteTimeout:      15 * time.Second, // a scrape may wait for Postgres and NATS
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    8 << 10,
 	}
 	s.logger.Info().Str("address", s.Addr()).Msg("admin server listens")
+	if !loopback(l.Addr()) {
+		s.logger.Warn().Str("address", s.Addr()).
+			Msg("metrics and health can be read from other machines, without a password: keep the port inside your network, or set TASKRELAY_ADMIN_ADDR to 127.0.0.1:9090")
+	}
 	return s, nil
+}
+
+func loopback(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
 }
 
 // Addr is the address it listens at, with the real port.
@@ -100,6 +112,24 @@ func (s *Server) Stopping() {
 	s.live, s.waiting = nil, "stopping"
 }
 
+// Metrics says what /metrics serves.
+func (s *Server) Metrics(h http.Handler) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.metrics = h
+}
+
+func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	h := s.metrics
+	s.mu.Unlock()
+	if h == nil {
+		answer(w, http.StatusServiceUnavailable, "no metrics yet: starting\n")
+		return
+	}
+	h.ServeHTTP(w, r)
+}
+
 func (s *Server) livez(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
 	live := s.live
@@ -124,12 +154,14 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	errs := run(r.Context(), checks)
 	var failed, lines []string
 	for i, c := range checks {
-		line := "[+] " + c.Name + " ok"
-		if errs[i] != nil {
-			line = "[-] " + c.Name + ": " + errs[i].Error()
-			failed = append(failed, c.Name+": "+errs[i].Error())
+		if errs[i] == nil {
+			lines = append(lines, "[+] "+c.Name+" ok")
+			continue
 		}
-		lines = append(lines, line)
+		for reason := range strings.SplitSeq(errs[i].Error(), "\n") { // of several joined errors, each on its own line
+			lines = append(lines, "[-] "+c.Name+": "+reason)
+			failed = append(failed, c.Name+": "+reason)
+		}
 	}
 	code, text := http.StatusOK, "ok\n"
 	if len(failed) > 0 {

@@ -82,7 +82,7 @@ func TestHealth(t *testing.T) {
 
 func TestNothingElseIsServed(t *testing.T) {
 	_, url := start(t)
-	for _, path := range []string{"/", "/metrics", "/debug/pprof/", "/livez/x"} {
+	for _, path := range []string{"/", "/metrics/x", "/debug/pprof/", "/livez/x"} {
 		if code, _ := get(t, url+path); code != http.StatusNotFound {
 			t.Errorf("%s: got %d, want 404", path, code)
 		}
@@ -102,5 +102,21 @@ func TestPortInUseSaysWhatToDo(t *testing.T) {
 	_, err := Listen(s.Addr(), zerolog.Nop())
 	if err == nil || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), "TASKRELAY_ADMIN_ADDR") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestAddressOfOtherMachinesIsWarnedOf(t *testing.T) {
+	for addr, want := range map[string]bool{"127.0.0.1:0": false, "localhost:0": false, ":0": true, "0.0.0.0:0": true} {
+		var log bytes.Buffer
+		s, err := Listen(addr, zerolog.New(&log))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.listener.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := strings.Contains(log.String(), `"level":"warn"`) && strings.Contains(log.String(), "TASKRELAY_ADMIN_ADDR"); got != want {
+			t.Errorf("%s: warned %v, want %v: %s", addr, got, want, log.String())
+		}
 	}
 }

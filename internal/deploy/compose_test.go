@@ -127,3 +127,34 @@ func TestImageIsStaticAndNotRoot(t *testing.T) {
 		t.Errorf("the image is not built with Go %s, which go.mod asks for", want)
 	}
 }
+
+// What a service of the observability profile mounts is in the repository, and Prometheus asks relay and worker where they
+// listen.
+func TestComposeObservabilityFindsItsFiles(t *testing.T) {
+	project := load(t, "observability")
+	mounts := 0
+	for _, name := range []string{"prometheus", "grafana"} {
+		for _, v := range project.Services[name].Volumes {
+			mounts++
+			if info, err := os.Stat(v.Source); err != nil || info.IsDir() {
+				t.Errorf("%s mounts %s, which is no file of the repository: %v", name, v.Source, err)
+			}
+			if !v.ReadOnly {
+				t.Errorf("%s may write %s", name, v.Source)
+			}
+		}
+	}
+	if mounts < 5 {
+		t.Errorf("got %d mounts, want the configuration of both", mounts)
+	}
+	scrapes, err := os.ReadFile(filepath.Join(root, "deploy", "observability", "prometheus.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"relay", "worker"} {
+		addr := project.Services[name].Environment["TASKRELAY_ADMIN_ADDR"]
+		if addr == nil || !strings.Contains(string(scrapes), `"`+name+*addr+`"`) {
+			t.Errorf("prometheus.yml does not scrape %s at its admin address", name)
+		}
+	}
+}
