@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/taskrelay/taskrelay/internal/process"
 )
@@ -16,6 +18,8 @@ type RelayConfig struct {
 	Schema Schema
 	// Namespace precedes every stream and subject name. By default none.
 	Namespace string
+	// APIPrefix is the prefix of JetStream's API: $JS.hub.API for domain hub. By default $JS.API.
+	APIPrefix string
 	// Replicas of the streams the relay creates, 1 to 5. By default 1.
 	Replicas int
 	// MaxPerSubject is how many messages a lane may hold in the stream before it waits. By default 10,000.
@@ -32,12 +36,24 @@ type RelayConfig struct {
 	PollMax time.Duration
 	// Reconcile is the time between two comparisons of table and stream. By default 30 s.
 	Reconcile time.Duration
+	// Notifiers that types may name in biz_type.notifier, beside "log", which is there by itself. Optional.
+	Notifiers map[string]Notifier
+	// DefaultNotifier tells of types that name none. By default "log".
+	DefaultNotifier string
+	// NoticeInterval is the least time between two notices about one type. By default 1 minute.
+	NoticeInterval time.Duration
+	// Retain is how long finished rows are kept. By default 30 days, dead ones until a person decides.
+	Retain Retention
 	// Name of this relay in the tables relay and lane; must be unique. By default <host>-<pid>-<random>.
 	Name string
 	// Version of the program, shown in the table relay. Optional.
 	Version string
 	// Logger by default is silent.
 	Logger zerolog.Logger
+	// MeterProvider counts what the relay does: docs/observability.md lists it. Optional, by default nothing is counted.
+	MeterProvider metric.MeterProvider
+	// TracerProvider makes a span of each batch that has tasks of sampled traces. Optional, by default there are none.
+	TracerProvider trace.TracerProvider
 }
 
 func (c RelayConfig) withDefaults() (RelayConfig, error) {
@@ -48,10 +64,14 @@ func (c RelayConfig) withDefaults() (RelayConfig, error) {
 	c.PollMax = cmp.Or(c.PollMax, 20*time.Millisecond)
 	c.Reconcile = cmp.Or(c.Reconcile, 30*time.Second)
 	c.Name = cmp.Or(c.Name, process.Name())
+	var err error
+	if c.Retain, err = c.Retain.withDefaults(); err != nil {
+		return c, err
+	}
 	if err := c.Schema.Validate(); err != nil {
 		return c, err
 	}
-	if err := (Names{Namespace: c.Namespace}).Validate(); err != nil {
+	if err := (Names{Namespace: c.Namespace, APIPrefix: c.APIPrefix}).Validate(); err != nil {
 		return c, err
 	}
 	for _, t := range c.BizTypes {
@@ -71,5 +91,5 @@ func (c RelayConfig) withDefaults() (RelayConfig, error) {
 	if c.Reconcile < 100*time.Millisecond {
 		return c, fmt.Errorf("reconcile time %v must be at least 100ms", c.Reconcile)
 	}
-	return c, nil
+	return c, c.checkNotices()
 }

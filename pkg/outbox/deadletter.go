@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"sync"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Events that the relay publishes from the row to the stream TASKS_EVENTS.
@@ -65,7 +63,7 @@ RETURNING t.id`
 // serveDeadLetters publishes letters and events of tasks that have died, from the table, as tasks are: the outbox again.
 func (r *Relay) serveDeadLetters(ctx context.Context) (time.Duration, error) {
 	moves := r.moves()
-	if !r.nc.IsConnected() || moves == r.letters.seen {
+	if !r.nc.IsConnected() || r.halted() || moves == r.letters.seen {
 		return letterTick, nil
 	}
 	_, types, priorities, _ := r.heldLanes(func(*lane) bool { return true })
@@ -131,7 +129,7 @@ func (r *Relay) publishLetters(ctx context.Context, dead []deadTask, replay bool
 		}
 		for _, e := range d.events() {
 			all.Add(1)
-			r.pub.publish(r.event(&d.record, e, d), r.names.EventStream(), id+"."+e, func(p published) {
+			r.pub.publish(r.event(e, d), r.names.EventStream(), id+"."+e, func(p published) {
 				mu.Lock()
 				o.events = append(o.events, p)
 				mu.Unlock()
@@ -253,47 +251,49 @@ func headerSize(h nats.Header) (n int) {
 }
 
 // event makes the message of an event: no payload, so that notifiers and logs cannot leak it.
-func (r *Relay) event(rec *record, name string, dead ...*deadTask) *nats.Msg {
-	m := &nats.Msg{Subject: r.names.EventSubject(rec.bizType, name), Header: make(nats.Header, 20)}
-	if len(dead) > 0 {
-		r.describeDead(m.Header, dead[0])
-	} else {
-		r.addTaskHeaders(m.Header, rec)
+func (r *Relay) event(name string, d *deadTask) *nats.Msg {
+	m := &nats.Msg{Subject: r.names.EventSubject(d.bizType, name), Header: make(nats.Header, 20)}
+	r.describeDead(m.Header, d)
+	if name == EventFailed { // it is not dead yet
+		m.Header.Del(HeaderRequeue)
+		m.Header.Del(HeaderDeadAt)
 	}
 	m.Header.Set(HeaderEvent, name)
 	return m
 }
 
 const purgeDueSQL = `-- taskrelay: letters to purge
-SELECT p.task_id, p.biz_type FROM {{schema}}.letter_purge AS p ORDER BY p.task_id LIMIT $1::int`
+SELECT p.task_id, p.biz_type, coalesce(p.generation, 2147483647) FROM {{schema}}.letter_purge AS p ORDER BY p.task_id LIMIT $1::int`
 
 const purgedSQL = `-- taskrelay: letters purged
-DELETE FROM {{schema}}.letter_purge AS p WHERE p.task_id = ANY ($1::bigint[])`
+DELETE FROM {{schema}}.letter_purge AS p USING unnest($1::bigint[], $2::int[]) AS d(id, generation)
+WHERE p.task_id = d.id AND coalesce(p.generation, 2147483647) = d.generation`
 
-// purgeLetters takes letters out of the stream whose tasks were deleted.
+// purgeLetters takes letters out of the stream whose tasks were deleted or discarded.
 func (r *Relay) purgeLetters(ctx context.Context) error {
 	type deleted struct {
-		id      int64
-		bizType string
+		id         int64
+		bizType    string
+		generation int // letters from this one on stay: the task was brought back and has died anew
 	}
 	var due []deleted
 	err := r.query(ctx, purgeDueSQL, []any{letterBatch}, func(rows pgx.Rows) error {
 		var d deleted
-		err := rows.Scan(&d.id, &d.bizType)
+		err := rows.Scan(&d.id, &d.bizType, &d.generation)
 		due = append(due, d)
 		return err
 	})
 	if err != nil || len(due) == 0 {
 		return err
 	}
-	ids := make([]int64, len(due))
+	ids, generations := make([]int64, len(due)), make([]int32, len(due))
 	for i, d := range due {
-		if err := r.deleteLetter(ctx, d.bizType, d.id, math.MaxInt); err != nil { // no generation follows
+		if err := r.deleteLetter(ctx, d.bizType, d.id, d.generation); err != nil {
 			return err
 		}
-		ids[i] = d.id
+		ids[i], generations[i] = d.id, int32(d.generation)
 	}
-	if err := r.exec(ctx, purgedSQL, ids); err != nil {
+	if err := r.exec(ctx, purgedSQL, ids, generations); err != nil {
 		return fmt.Errorf("letters purged: %w", err)
 	}
 	return nil
@@ -303,29 +303,22 @@ func (r *Relay) purgeLetters(ctx context.Context) error {
 func (r *Relay) deleteLetter(ctx context.Context, bizType string, id int64, generation int) error {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	s, err := r.js.Stream(ctx, r.names.DeadStream())
+	m, err := r.askLeader(ctx, r.names.DeadStream(), map[string]any{"last_by_subj": r.names.DeadSubject(bizType, id)})
 	if err != nil {
 		return fmt.Errorf("delete dead letter of task %d: %w", id, err)
 	}
-	m, err := s.GetLastMsgForSubject(ctx, r.names.DeadSubject(bizType, id))
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
+	if m == nil {
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("delete dead letter of task %d: %w", id, err)
-	}
-	if gen, err := strconv.Atoi(m.Header.Get(HeaderGeneration)); err == nil && gen >= generation {
+	if gen, err := strconv.Atoi(m.header.Get(HeaderGeneration)); err == nil && gen >= generation {
 		return nil
 	}
-	return r.deleteMessage(ctx, m.Sequence)
+	return r.deleteMessage(ctx, m.sequence)
 }
 
 func (r *Relay) deleteMessage(ctx context.Context, sequence uint64) error {
-	s, err := r.js.Stream(ctx, r.names.DeadStream())
-	if err == nil {
-		err = s.DeleteMsg(ctx, sequence)
-	}
-	if err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && !errors.Is(err, jetstream.ErrMsgNotFound) {
+	err := r.deleteFromStream(ctx, r.names.DeadStream(), sequence)
+	if err != nil {
 		return fmt.Errorf("delete dead letter %d: %w", sequence, err)
 	}
 	return nil

@@ -52,9 +52,12 @@ func (s Schema) Enqueue(ctx context.Context, tx pgx.Tx, bizType string, payload 
 	if tx == nil {
 		return Ref{}, errNilTx
 	}
-	return s.enqueue(func(sql string, args []any, dest ...any) error {
+	span, opts := createSpan(ctx, bizType, opts, 1)
+	ref, err := s.enqueue(func(sql string, args []any, dest ...any) error {
 		return tx.QueryRow(ctx, sql, args...).Scan(dest...)
 	}, bizType, payload, opts)
+	span.end([]Ref{ref}, err)
+	return ref, err
 }
 
 // EnqueueSQL is the function EnqueueSQL for this schema.
@@ -62,9 +65,12 @@ func (s Schema) EnqueueSQL(ctx context.Context, tx *sql.Tx, bizType string, payl
 	if tx == nil {
 		return Ref{}, errNilTx
 	}
-	return s.enqueue(func(sql string, args []any, dest ...any) error {
+	span, opts := createSpan(ctx, bizType, opts, 1)
+	ref, err := s.enqueue(func(sql string, args []any, dest ...any) error {
 		return tx.QueryRowContext(ctx, sql, args...).Scan(dest...)
 	}, bizType, payload, opts)
+	span.end([]Ref{ref}, err)
+	return ref, err
 }
 
 var errNilTx = errors.New("enqueue: the transaction is nil: begin one, and commit it together with your own rows")

@@ -44,7 +44,10 @@ type lane struct {
 	resent    int  // how many of them have no answer yet
 	listLimit int  // how many rows of the work list are taken next, in the same manner; 0: as many as ever
 	rowBytes  int  // what a row of the last page took, on average
+	leaving   int  // for how many ticks another relay has been due to have it: it is read no further
+	flows     bool // its consumer was seen not to be paused by us (switch.go)
 	dropped   bool // no longer ours: late answers change nothing
+	tally     *tally
 }
 
 type laneKey struct{ bizType, priority string }
@@ -54,6 +57,7 @@ type page struct {
 	end  pageKey
 	last bool
 	left int // messages without an answer
+	sent pageSent
 }
 
 const (
@@ -62,20 +66,6 @@ const (
 	laneTick     = 250 * time.Millisecond
 	saveInterval = 300 * time.Millisecond
 )
-
-// settings is what operators say in the tables, read every few seconds.
-type settings struct {
-	paused map[string]bool
-	known  map[string]bool // types some worker has registered
-	strict bool
-	losses int
-}
-
-// mayPublish reports whether a lane is read at all. A round never passes a row for policy: a lane that may not
-// publish does not move.
-func (s settings) mayPublish(k laneKey) bool {
-	return !s.paused[k.bizType] && (!s.strict || s.known[k.bizType])
-}
 
 // keepLanes finds new lanes, renews and shares leases, saves positions and buries what was refused.
 func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
@@ -98,14 +88,6 @@ func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 		k.settled = now
-	}
-	if k.repositioned.IsZero() {
-		k.repositioned = now // start has just done it
-	} else if now.Sub(k.repositioned) > time.Hour {
-		if err := r.reposition(ctx); err != nil {
-			return 0, err
-		}
-		k.repositioned = now
 	}
 	// Without a commit there is no new type; a relay may have died all the same.
 	moves := r.moves()
@@ -132,7 +114,7 @@ func (r *Relay) keepLanes(ctx context.Context) (time.Duration, error) {
 // keeper is the memory of keepLanes, which alone uses it.
 type keeper struct {
 	saved, settled, discover time.Time
-	shared, repositioned     time.Time
+	shared                   time.Time
 	seen                     uint64                // moves at the last discovery
 	unowned                  map[laneKey]time.Time // since when a lane that is not for us has had no owner
 }
@@ -152,44 +134,14 @@ func (r *Relay) heartbeat(ctx context.Context) error {
 	return nil
 }
 
-const settingsSQL = `-- taskrelay: read settings
-SELECT b.biz_type, b.paused_at IS NOT NULL, b.known_by IS NOT NULL, i.strict_types, i.losses
-FROM {{schema}}.installation AS i LEFT JOIN {{schema}}.biz_type AS b ON true`
-
-func (r *Relay) readSettings(ctx context.Context) error {
-	s := settings{paused: map[string]bool{}, known: map[string]bool{}}
-	err := r.query(ctx, settingsSQL, nil, func(rows pgx.Rows) error {
-		var t *string
-		var paused, known bool
-		if err := rows.Scan(&t, &paused, &known, &s.strict, &s.losses); err != nil {
-			return err
-		}
-		if t != nil {
-			s.paused[*t], s.known[*t] = paused, known
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("read settings: %w", err)
-	}
-	r.mu.Lock()
-	if s.losses > r.settings.losses { // what we know of sequences is about what another relay has seen to be lost
-		r.rewound, r.highest = false, 0
-	}
-	r.settings = s
-	r.stir() // once in a while
-	r.mu.Unlock()
-	return nil
-}
-
-// discoverSQL walks task_lane from one type to the next instead of over its rows, and makes both lanes of each type
+// discoverSQL walks task_lane (which asks for a word on xid) from one type to the next instead of over its rows, and makes both lanes of each type
 // that is new, also of types that workers have registered: then the first task of a lane does not wait to be found.
 const discoverSQL = `-- taskrelay: discover lanes
 WITH RECURSIVE found AS (
-  (SELECT t.biz_type FROM {{schema}}.task AS t ORDER BY t.biz_type LIMIT 1)
+  (SELECT t.biz_type FROM {{schema}}.task AS t WHERE t.xid >= '0' ORDER BY t.biz_type LIMIT 1)
   UNION ALL
   SELECT n.biz_type FROM found AS f CROSS JOIN LATERAL (
-    SELECT t.biz_type FROM {{schema}}.task AS t WHERE t.biz_type > f.biz_type ORDER BY t.biz_type LIMIT 1) AS n
+    SELECT t.biz_type FROM {{schema}}.task AS t WHERE t.biz_type > f.biz_type AND t.xid >= '0' ORDER BY t.biz_type LIMIT 1) AS n
 )
 INSERT INTO {{schema}}.lane (biz_type, priority)
 SELECT d.biz_type, p.priority
@@ -206,11 +158,12 @@ func (r *Relay) discoverLanes(ctx context.Context) error {
 }
 
 const censusSQL = `-- taskrelay: count lanes and relays
-SELECT l.biz_type, l.priority, coalesce(l.owner, ''), coalesce(l.owner_until >= now(), false)
+SELECT l.biz_type, l.priority, coalesce(l.owner, ''), coalesce(l.owner_until BETWEEN now() AND now() + interval '1 minute', false)
 FROM {{schema}}.lane AS l WHERE $1::text[] IS NULL OR l.biz_type = ANY ($1::text[])`
 
 const peersSQL = `-- taskrelay: list relays
-SELECT p.name, p.biz_types FROM {{schema}}.relay AS p WHERE p.seen_at > now() - $1::bigint * interval '1 millisecond'`
+SELECT p.name, p.biz_types FROM {{schema}}.relay AS p
+WHERE p.seen_at BETWEEN now() - $1::bigint * interval '1 millisecond' AND now() + interval '1 minute'`
 
 // shareLanes takes lanes that are for us and free, takes what has been left lying by others, and gives back what is
 // now for another relay.
@@ -248,10 +201,10 @@ func (r *Relay) shareLanes(ctx context.Context, all bool) error {
 		if err := rows.Scan(&k.bizType, &k.priority, &owner, &live); err != nil {
 			return err
 		}
-		forUs := all || chooseRelay(k, peers) == r.cfg.Name
+		forUs := all || chooseRelay(r.home(k), peers) == r.cfg.Name
 		switch {
 		case held[k] != nil:
-			if !forUs {
+			if r.mayGive(held[k], forUs) {
 				give = append(give, k)
 			}
 		case owner != "" && live && owner != r.cfg.Name:
@@ -288,6 +241,22 @@ func (r *Relay) shareLanes(ctx context.Context, all bool) error {
 	return nil
 }
 
+// leaveTicks bounds how long a lane waits for its answers before it goes to another relay: a full one may get none.
+const leaveTicks = 8
+
+// mayGive reports whether a lane that is for another relay can go. It is read no further, and goes when all that it has
+// in flight is acknowledged: else the other one would publish that again.
+func (r *Relay) mayGive(l *lane, forUs bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if forUs {
+		l.leaving = 0
+		return false
+	}
+	l.leaving++
+	return len(l.pages) == 0 || l.leaving > leaveTicks
+}
+
 type peer struct {
 	name     string
 	bizTypes []string // empty: all
@@ -315,13 +284,15 @@ func chooseRelay(k laneKey, peers []peer) string {
 	return best
 }
 
+// takeSQL takes lanes that nobody holds. A lease that ends in more than a minute is none: Postgres's clock was ahead when
+// it was given, and has been set back.
 const takeSQL = `-- taskrelay: take lanes
 UPDATE {{schema}}.lane AS l
 SET owner = $3::text, owner_until = now() + $4::bigint * interval '1 millisecond', fence = l.fence + 1
 FROM (
   SELECT c.biz_type, c.priority FROM {{schema}}.lane AS c
   JOIN unnest($1::text[], $2::text[]) AS w(biz_type, priority) ON c.biz_type = w.biz_type AND c.priority = w.priority
-  WHERE c.owner IS NULL OR c.owner = $3::text OR c.owner_until < now()
+  WHERE c.owner IS NULL OR c.owner = $3::text OR c.owner_until NOT BETWEEN now() AND now() + interval '1 minute'
   FOR UPDATE OF c SKIP LOCKED
 ) AS free
 WHERE l.biz_type = free.biz_type AND l.priority = free.priority
@@ -376,6 +347,7 @@ func (r *Relay) takeLanes(ctx context.Context, keys []laneKey) error {
 	}
 	for _, l := range taken {
 		r.restartLow(l) // before it publishes anything: what it will publish is not lost
+		l.tally = r.meter.of(l.bizType)
 		r.lanes[l.laneKey] = l
 		r.stir()
 		r.log.Debug().Str("biz_type", l.bizType).Str("priority", l.priority).Int64("fence", l.fence).Msg("lane taken")
@@ -522,6 +494,9 @@ func (r *Relay) leave(ctx context.Context) {
 	err := r.giveLanes(ctx, keys)
 	if err == nil {
 		err = r.exec(ctx, leaveSQL, r.cfg.Name)
+	}
+	if err == nil {
+		err = r.exec(ctx, leavePurgeSQL, r.cfg.Name)
 	}
 	if err != nil {
 		r.log.Warn().Err(err).Msg("lanes could not be given back, their leases will end")

@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -12,6 +13,13 @@ type NewTask struct {
 	BizType string   // Required.
 	Payload any      // Optional, by default {}.
 	Options []Option // Optional.
+}
+
+// Validate returns the error that EnqueueMany would refuse the task with before it
+// sends anything.
+func (t NewTask) Validate() error {
+	_, err := newTaskRow(t.BizType, t.Payload, t.Options)
+	return err
 }
 
 // EnqueueMany writes many tasks into the caller's transaction, thousands in one
@@ -72,19 +80,29 @@ func (s Schema) EnqueueMany(ctx context.Context, tx pgx.Tx, tasks []NewTask) ([]
 	if err := s.Validate(); err != nil {
 		return nil, fmt.Errorf("enqueue many: %w", err)
 	}
-	b, err := newBatch(tasks)
+	span, extra := createSpan(ctx, oneType(tasks), nil, len(tasks))
+	b, err := newBatch(tasks, extra...)
+	if err == nil {
+		err = s.enqueueBatch(ctx, tx, b)
+	}
 	if err != nil {
+		span.end(nil, err)
 		return nil, err
 	}
+	span.end(b.refs, nil)
+	return b.refs, nil
+}
+
+func (s Schema) enqueueBatch(ctx context.Context, tx pgx.Tx, b *manyBatch) error {
 	for _, part := range b.parts() {
 		if err := s.enqueuePart(ctx, tx, b, part); err != nil {
-			return nil, fmt.Errorf("enqueue many: %w", err)
+			return fmt.Errorf("enqueue many: %w", err)
 		}
 	}
 	for i, first := range b.repeats {
 		b.refs[i] = Ref{ID: b.refs[first].ID}
 	}
-	return b.refs, nil
+	return nil
 }
 
 // enqueuePart inserts the rows with these indexes and fills in their refs.
@@ -203,14 +221,14 @@ type manyBatch struct {
 	repeats map[int]int    // where it occurs again: not sent, the first one's ref counts
 }
 
-func newBatch(tasks []NewTask) (*manyBatch, error) {
+func newBatch(tasks []NewTask, extra ...Option) (*manyBatch, error) {
 	b := &manyBatch{
 		rows: make([]newRow, len(tasks)), refs: make([]Ref, len(tasks)),
 		first: map[bizKey]int{}, repeats: map[int]int{},
 	}
 	seen := map[string]bool{}
 	for i, t := range tasks {
-		r, err := newTaskRow(t.BizType, t.Payload, t.Options)
+		r, err := newTaskRow(t.BizType, t.Payload, slices.Concat(t.Options, extra))
 		if err != nil {
 			return nil, fmt.Errorf("enqueue many: task %d: %w", i, err)
 		}

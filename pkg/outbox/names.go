@@ -1,11 +1,15 @@
 package outbox
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Every name that crosses the wire is made in this file.
@@ -54,15 +58,31 @@ const MetadataInstallation = "taskrelay-installation"
 // Names makes the names of streams, subjects and consumers. The zero value has no namespace.
 type Names struct {
 	Namespace string // such as "eu": streams EU_TASKS…, subjects eu.tasks.…
+	APIPrefix string // of JetStream's API, such as $JS.hub.API for domain hub; by default $JS.API
+}
+
+// API begins the subject of each request to JetStream; it ends in a dot.
+func (n Names) API() string {
+	return strings.TrimSuffix(cmp.Or(n.APIPrefix, "$JS.API"), ".") + "."
+}
+
+// JetStream returns the client for these names.
+func (n Names) JetStream(nc *nats.Conn) (jetstream.JetStream, error) {
+	return jetstream.NewWithAPIPrefix(nc, n.API())
 }
 
 // namespacePattern: lower case only, so that two namespaces never make one stream name.
 var namespacePattern = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
 
+// apiPattern: a subject without wildcards.
+var apiPattern = regexp.MustCompile(`^[A-Za-z0-9_$-]+(\.[A-Za-z0-9_$-]+)*\.?$`)
+
 // Validate refuses a namespace that is no plain subject token, or whose subjects would lie among those of an
-// installation without one.
+// installation without one, and an API prefix that is no subject.
 func (n Names) Validate() error {
 	switch {
+	case n.APIPrefix != "" && !apiPattern.MatchString(n.APIPrefix):
+		return fmt.Errorf("API prefix %q: want a subject without wildcards, such as $JS.hub.API for domain hub", n.APIPrefix)
 	case n.Namespace == "":
 		return nil
 	case slices.Contains([]string{"tasks", "dead", "events", "taskrelay"}, n.Namespace):
@@ -116,6 +136,12 @@ func (n Names) Wake() string { return n.subject("taskrelay.wake") }
 
 // Consumer is the durable pull consumer of a lane. The priority is its last part, so two lanes never share a name.
 func (n Names) Consumer(bizType, priority string) string { return bizType + "-" + priority }
+
+// NoticeConsumer is the durable consumer of the events, which all relays share: people are told of what it reads.
+func (n Names) NoticeConsumer() string { return "notices" }
+
+// Ops is the subject under which relays take operator actions: taskrelay.ops.<action>.
+func (n Names) Ops() string { return n.subject("taskrelay.ops") }
 
 // messageID is the JetStream message id: <installation>.<id>.<created_at µs>.<generation>[.<looks>].
 // created_at is in it because a failover to a lagging standby hands out ids again; looks is there for a repeated

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -25,8 +26,11 @@ const (
 	// AllowCompensated lets Requeue and Reset bring back a task whose compensation
 	// was done: execute runs again after its effect was undone, under new keys.
 	AllowCompensated Flag = iota + 1
-	// AllowSucceeded lets Reset run a succeeded task once more.
+	// AllowSucceeded lets Reset and Rerun run a succeeded task once more.
 	AllowSucceeded
+	// Compensate lets Cancel undo what was begun: such a task is compensated and
+	// ends as dead with reason cancelled.
+	Compensate
 )
 
 // The operations are functions in the schema, the same for SQL, the CLI and Go:
@@ -42,8 +46,16 @@ SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.res
 SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.run_now($1::bigint[], $2::text) AS f`)
 	delaySQL = newStatement(`-- taskrelay: delay
 SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.delay($1::bigint[], $2::bigint * interval '1 microsecond', $3::text) AS f`)
+	resetIDsSQL = newStatement(`-- taskrelay: reset by id
+SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.reset($1::bigint[], $2::text, $3::boolean, $4::boolean) AS f`)
+	rerunSQL = newStatement(`-- taskrelay: rerun
+SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.rerun($1::bigint[], $2::text, $3::boolean, $4::boolean) AS f`)
+	prioritySQL = newStatement(`-- taskrelay: set priority
+SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.set_priority($1::bigint[], $2::text, $3::text) AS f`)
 	cancelSQL = newStatement(`-- taskrelay: cancel
-SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.cancel($1::bigint[], $2::text) AS f`)
+SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.cancel($1::bigint[], $2::text, $3::boolean) AS f`)
+	discardSQL = newStatement(`-- taskrelay: discard
+SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.discard($1::bigint[], $2::text) AS f`)
 	deleteSQL = newStatement(`-- taskrelay: delete
 SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.delete_task($1::bigint[], $2::text) AS f`)
 )
@@ -57,14 +69,14 @@ func Requeue(ctx context.Context, db querier, ids []int64, reason string, flags 
 
 // Requeue is the function Requeue for this schema.
 func (s Schema) Requeue(ctx context.Context, db querier, ids []int64, reason string, flags ...Flag) ([]Change, error) {
-	compensated, succeeded, err := allowed(flags)
-	if err == nil && succeeded {
+	f, err := allowed(flags, AllowCompensated, AllowSucceeded)
+	if err == nil && f.succeeded {
 		err = errors.New("a succeeded task cannot be requeued: use Reset")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("requeue: %w", err)
 	}
-	return s.operate(ctx, db, "requeue", requeueSQL, reason, notNil(ids), reason, compensated)
+	return s.operate(ctx, db, "requeue", requeueSQL, reason, notNil(ids), reason, f.compensated)
 }
 
 // Reset makes the task with this biz id run from the start, whatever state it is
@@ -77,7 +89,7 @@ func Reset(ctx context.Context, db querier, bizType, bizID, reason string, flags
 
 // Reset is the function Reset for this schema.
 func (s Schema) Reset(ctx context.Context, db querier, bizType, bizID, reason string, flags ...Flag) (Change, error) {
-	compensated, succeeded, err := allowed(flags)
+	f, err := allowed(flags, AllowCompensated, AllowSucceeded)
 	if err == nil {
 		err = ValidateBizType(bizType)
 	}
@@ -87,7 +99,7 @@ func (s Schema) Reset(ctx context.Context, db querier, bizType, bizID, reason st
 	if err != nil {
 		return Change{}, fmt.Errorf("reset: %w", err)
 	}
-	changes, err := s.operate(ctx, db, "reset", resetSQL, reason, bizType, bizID, reason, succeeded, compensated)
+	changes, err := s.operate(ctx, db, "reset", resetSQL, reason, bizType, bizID, reason, f.succeeded, f.compensated)
 	if err != nil {
 		return Change{}, err
 	}
@@ -95,6 +107,37 @@ func (s Schema) Reset(ctx context.Context, db querier, bizType, bizID, reason st
 		return Change{}, fmt.Errorf("reset: %w: %s/%s", ErrNotFound, bizType, bizID)
 	}
 	return changes[0], nil
+}
+
+// ResetIDs is Reset for tasks that are named by their ids. It returns one Change
+// for each id.
+func ResetIDs(ctx context.Context, db querier, ids []int64, reason string, flags ...Flag) ([]Change, error) {
+	return Schema("").ResetIDs(ctx, db, ids, reason, flags...)
+}
+
+// ResetIDs is the function ResetIDs for this schema.
+func (s Schema) ResetIDs(ctx context.Context, db querier, ids []int64, reason string, flags ...Flag) ([]Change, error) {
+	f, err := allowed(flags, AllowCompensated, AllowSucceeded)
+	if err != nil {
+		return nil, fmt.Errorf("reset: %w", err)
+	}
+	return s.operate(ctx, db, "reset", resetIDsSQL, reason, notNil(ids), reason, f.succeeded, f.compensated)
+}
+
+// Rerun runs finished tasks once more, from the start. A succeeded one needs
+// AllowSucceeded and runs under its first idempotency key, one whose compensation
+// was done needs AllowCompensated and runs under a new one.
+func Rerun(ctx context.Context, db querier, ids []int64, reason string, flags ...Flag) ([]Change, error) {
+	return Schema("").Rerun(ctx, db, ids, reason, flags...)
+}
+
+// Rerun is the function Rerun for this schema.
+func (s Schema) Rerun(ctx context.Context, db querier, ids []int64, reason string, flags ...Flag) ([]Change, error) {
+	f, err := allowed(flags, AllowCompensated, AllowSucceeded)
+	if err != nil {
+		return nil, fmt.Errorf("rerun: %w", err)
+	}
+	return s.operate(ctx, db, "rerun", rerunSQL, reason, notNil(ids), reason, f.succeeded, f.compensated)
 }
 
 // RunNow makes waiting tasks due at once, whatever they wait for: their time, or
@@ -122,15 +165,44 @@ func (s Schema) Delay(ctx context.Context, db querier, ids []int64, by time.Dura
 	return s.operate(ctx, db, "delay", delaySQL, reason, notNil(ids), by.Microseconds(), reason)
 }
 
+// SetPriority moves waiting tasks to the other lane of their type. They are due
+// when they were.
+func SetPriority(ctx context.Context, db querier, ids []int64, priority, reason string) ([]Change, error) {
+	return Schema("").SetPriority(ctx, db, ids, priority, reason)
+}
+
+// SetPriority is the function SetPriority for this schema.
+func (s Schema) SetPriority(ctx context.Context, db querier, ids []int64, priority, reason string) ([]Change, error) {
+	if priority != PriorityHigh && priority != PriorityLow {
+		return nil, fmt.Errorf("set priority: %.20q: want high or low", priority)
+	}
+	return s.operate(ctx, db, "set priority", prioritySQL, reason, notNil(ids), priority, reason)
+}
+
 // Cancel ends unfinished tasks as cancelled; a running one when its worker learns
-// of it. Nothing is compensated.
-func Cancel(ctx context.Context, db querier, ids []int64, reason string) ([]Change, error) {
-	return Schema("").Cancel(ctx, db, ids, reason)
+// of it. Nothing is compensated, unless the flag Compensate asks for it.
+func Cancel(ctx context.Context, db querier, ids []int64, reason string, flags ...Flag) ([]Change, error) {
+	return Schema("").Cancel(ctx, db, ids, reason, flags...)
 }
 
 // Cancel is the function Cancel for this schema.
-func (s Schema) Cancel(ctx context.Context, db querier, ids []int64, reason string) ([]Change, error) {
-	return s.operate(ctx, db, "cancel", cancelSQL, reason, notNil(ids), reason)
+func (s Schema) Cancel(ctx context.Context, db querier, ids []int64, reason string, flags ...Flag) ([]Change, error) {
+	f, err := allowed(flags, Compensate)
+	if err != nil {
+		return nil, fmt.Errorf("cancel: %w", err)
+	}
+	return s.operate(ctx, db, "cancel", cancelSQL, reason, notNil(ids), reason, f.compensate)
+}
+
+// Discard gives dead tasks up for good: they become cancelled, and their letters
+// go away. Requeue still brings them back.
+func Discard(ctx context.Context, db querier, ids []int64, reason string) ([]Change, error) {
+	return Schema("").Discard(ctx, db, ids, reason)
+}
+
+// Discard is the function Discard for this schema.
+func (s Schema) Discard(ctx context.Context, db querier, ids []int64, reason string) ([]Change, error) {
+	return s.operate(ctx, db, "discard", discardSQL, reason, notNil(ids), reason)
 }
 
 // Delete removes tasks for good, with their dead letters; their attempts stay in
@@ -144,12 +216,19 @@ func (s Schema) Delete(ctx context.Context, db querier, ids []int64, reason stri
 	return s.operate(ctx, db, "delete", deleteSQL, reason, notNil(ids), reason)
 }
 
-func (s Schema) operate(ctx context.Context, db querier, what string, sql statement, reason string, args ...any) ([]Change, error) {
+func validateReason(reason string) error {
 	if strings.TrimSpace(reason) == "" {
-		return nil, fmt.Errorf("%s: a reason is required: it is kept in the table audit for whoever asks later", what)
+		return errors.New("a reason is required: it is kept in the table audit for whoever asks later")
 	}
 	if !utf8.ValidString(reason) || strings.ContainsRune(reason, 0) {
-		return nil, fmt.Errorf("%s: the reason has text that Postgres cannot hold (not valid UTF-8, or a NUL)", what)
+		return errors.New("the reason has text that Postgres cannot hold (not valid UTF-8, or a NUL)")
+	}
+	return nil
+}
+
+func (s Schema) operate(ctx context.Context, db querier, what string, sql statement, reason string, args ...any) ([]Change, error) {
+	if err := validateReason(reason); err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	changes, err := query(ctx, s, db, sql.in, func(row pgx.CollectableRow) (c Change, err error) {
 		err = row.Scan(&c.ID, &c.Changed, &c.WhyNot)
@@ -161,18 +240,20 @@ func (s Schema) operate(ctx context.Context, db querier, what string, sql statem
 	return changes, nil
 }
 
-func allowed(flags []Flag) (compensated, succeeded bool, err error) {
-	for _, f := range flags {
-		switch f {
-		case AllowCompensated:
-			compensated = true
-		case AllowSucceeded:
-			succeeded = true
-		default:
-			return false, false, fmt.Errorf("unknown flag %d", f)
+// flagSet is what the flags of an operation allow.
+type flagSet struct{ compensated, succeeded, compensate bool }
+
+// allowed refuses flags that the operation does not have.
+func allowed(flags []Flag, may ...Flag) (f flagSet, err error) {
+	for _, flag := range flags {
+		if !slices.Contains(may, flag) {
+			return f, fmt.Errorf("it does not take flag %d", flag)
 		}
+		f.compensated = f.compensated || flag == AllowCompensated
+		f.succeeded = f.succeeded || flag == AllowSucceeded
+		f.compensate = f.compensate || flag == Compensate
 	}
-	return compensated, succeeded, nil
+	return f, nil
 }
 
 // notNil: a nil slice would be sent as null.

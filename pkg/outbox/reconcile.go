@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -35,6 +34,13 @@ var origin = position{snapshot: "1:1:", at: pgtype.Timestamptz{Valid: true, Infi
 
 // reconcileOrWait reconciles, then waits until it is time again or a loss has been seen.
 func (r *Relay) reconcileOrWait(ctx context.Context) (time.Duration, error) {
+	// Here and not beside the leases of the lanes: it may read the whole table.
+	if time.Since(r.repositioned) > time.Hour {
+		if err := r.reposition(ctx); err != nil {
+			return 0, err
+		}
+		r.repositioned = time.Now()
+	}
 	wait, err := r.reconcile(ctx)
 	if err != nil {
 		return 0, err
@@ -92,6 +98,7 @@ func (r *Relay) reconcileLane(ctx context.Context, s jetstream.Stream, l *lane) 
 	}
 	n, err := r.rescan(ctx, l, *m)
 	if n > 0 {
+		l.tally.reconciled.Add(int64(n))
 		r.log.Warn().Str("biz_type", l.bizType).Str("priority", l.priority).Int("count", n).
 			Msg("tasks without a message found, publishing them again")
 	}
@@ -107,6 +114,9 @@ func (r *Relay) markOf(ctx context.Context, s jetstream.Stream, l *lane) (*mark,
 		l.dirty = true // also of an idle lane, so that a successor need not read again what is not due for long
 	}
 	m := l.mark
+	if m != nil && r.settings.paused[l.bizType] {
+		m.taken = time.Now() // its messages wait on purpose
+	}
 	r.mu.Unlock()
 	if m == nil {
 		return nil, nil
@@ -154,37 +164,18 @@ func (r *Relay) goneUpTo(ctx context.Context, s jetstream.Stream, k laneKey, seq
 	return err == nil && (first == 0 || first > seq), err
 }
 
-// firstSequence asks the stream's leader for the first message of a subject; 0 when there is none. nats.go's GetMsg
-// would ask a follower, since the stream allows direct gets.
+// firstSequence asks the stream's leader for the first message of a subject; 0 when there is none.
 func (r *Relay) firstSequence(ctx context.Context, subject string) (uint64, error) {
-	req, err := json.Marshal(map[string]any{"seq": 1, "next_by_subj": subject})
-	if err != nil {
-		return 0, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	m, err := r.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+r.names.Stream(), req)
+	m, err := r.askLeader(ctx, r.names.Stream(), map[string]any{"seq": 1, "next_by_subj": subject})
 	if err != nil {
 		return 0, fmt.Errorf("first message of %s: %w", subject, err)
 	}
-	var a struct {
-		Error   *jetstream.APIError `json:"error"`
-		Message *struct {
-			Seq uint64 `json:"seq"`
-		} `json:"message"`
-	}
-	if err := json.Unmarshal(m.Data, &a); err != nil {
-		return 0, fmt.Errorf("first message of %s: %w", subject, err)
-	}
-	switch {
-	case a.Error != nil && a.Error.ErrorCode == 10037: // no message found
+	if m == nil {
 		return 0, nil
-	case a.Error != nil:
-		return 0, fmt.Errorf("first message of %s: %w", subject, a.Error)
-	case a.Message == nil:
-		return 0, fmt.Errorf("first message of %s: answer without a message", subject)
 	}
-	return a.Message.Seq, nil
+	return m.sequence, nil
 }
 
 // rescanSQL is the round's own read, from low-water to the mark, of rows that are unfinished and not on the work list.
@@ -330,6 +321,9 @@ func (r *Relay) findOrphans(ctx context.Context, s jetstream.Stream, held []*lan
 			return err
 		}
 		first[l.laneKey] = c.CachedInfo()
+		r.mu.Lock()
+		l.flows = l.flows && !c.CachedInfo().Paused // switch.go looks whose pause it is
+		r.mu.Unlock()
 	}
 	info, err := s.Info(ctx, jetstream.WithSubjectFilter(r.names.subject("tasks.>")))
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/taskrelay/taskrelay/internal/pg"
@@ -16,7 +17,8 @@ import (
 const buryRefusedSQL = `-- taskrelay: bury refused
 UPDATE {{schema}}.task AS t
 SET status = 'dead', finished_at = now(), dead_at = now(), dead_reason = $3::text, dead_lettered_at = NULL,
-  last_error = $4::text, error_class = 'publish', next_attempt_at = NULL, republish_at = NULL
+  last_error = $4::text, error_class = 'publish', next_attempt_at = NULL, republish_at = NULL,
+  compensation = CASE WHEN t.phase = 'compensate' THEN 'failed' ELSE t.compensation END
 WHERE t.id = $1::bigint AND t.generation = $2::int
   AND (t.status IN ('pending', 'retrying') OR t.status = 'running' AND t.lease_until < now())
 RETURNING t.id`
@@ -39,9 +41,9 @@ func (r *Relay) buryRefused(ctx context.Context) error {
 		}
 		var buried int64
 		args := []any{p.task, p.gen, reason, text.Storable(p.refusal.Error(), 8<<10)}
-		qctx, cancel := context.WithTimeout(ctx, queryTimeout)
-		err := pg.QueryLocked(qctx, r.pool, r.cfg.Schema.Render(buryRefusedSQL), args, func(rows pgx.Rows) error { return rows.Scan(&buried) })
-		cancel()
+		err := r.withPatience(ctx, buryRefusedSQL, queryTimeout, func(ctx context.Context) error {
+			return pg.QueryLocked(ctx, r.pool, r.cfg.Schema.Render(buryRefusedSQL), args, func(rows pgx.Rows) error { return rows.Scan(&buried) })
+		})
 		if pg.Code(err) == "55P03" { // lock not available
 			r.mu.Lock()
 			r.refusals = append(r.refusals[1:], p)
@@ -59,6 +61,7 @@ func (r *Relay) buryRefused(ctx context.Context) error {
 		r.refusals = r.refusals[1:]
 		if buried != 0 {
 			r.counts.Refused++
+			p.lane.tally.buried(reason)
 		}
 		if p.page != nil {
 			p.page.left--
@@ -76,4 +79,15 @@ func tooLarge(err error) bool {
 		return e.ErrorCode == 10054 || e.ErrorCode == 10097
 	}
 	return errors.Is(err, errOversize)
+}
+
+// sized adds to an answer that a message is too large how large it is and what the stream takes: the server's text has
+// neither. r.mu is held.
+func (r *Relay) sized(err error, m *nats.Msg) error {
+	var e *jetstream.APIError
+	if !errors.As(err, &e) || e.ErrorCode != 10054 {
+		return err
+	}
+	return fmt.Errorf("%w: %d bytes with headers, max_msg_size of stream %[3]s is %[4]d: raise it with \"nats stream edit %[3]s --max-msg-size=-1\", then requeue the task",
+		err, m.Size(), r.names.Stream(), r.sizeLimit)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +34,7 @@ type Relay struct {
 	names Names
 	log   zerolog.Logger
 	pub   *publisher
+	meter *meter
 
 	installation string
 	wake         chan struct{}
@@ -39,26 +42,36 @@ type Relay struct {
 	started      atomic.Bool
 	said         sync.Map      // drift that has been reported
 	reported     time.Time     // when types without workers were last looked for
-	pollTook     time.Duration // the last poll's time in Postgres; readLanes' own
+	pollTook     time.Duration // the last poll's time in Postgres; readLanes' own, as is pace
+	pace         pace
 	keeper       keeper
 	list         workList
 	letters      letters
+	refusedAt    time.Time // when types that are not allowed were last reported; applySwitches' own
+	sweeper      sweeper
+	bulks        bulkWork
+	collector    collector
+
+	patience     patience
+	repositioned time.Time // when rows of another cluster were last looked for; reconcile's own
 
 	mu           sync.Mutex // guards what follows; never held while publishing or asking a server
 	lanes        map[laneKey]*lane
 	incarnation  string
 	settings     settings
+	buckets      map[string]*bucket // of types with a rate
 	calm         calm
 	seen         string // the last snapshot
 	calmSeen     string // the snapshot of the last read that found nothing
 	lanesTaken   uint64 // grows with each change of what there is to read
 	refusals     []*parcel
 	counts       Counts
-	lastRead     time.Time     // of lanes, successful
-	patience     time.Duration // how long the next read of the lanes may take
+	lastRead     time.Time // of lanes, successful
 	lastErr      map[string]error
 	progress     map[string]time.Time // last turn of each loop, successful or not
 	streamsKnown bool
+	unsafe       error     // a stream that would lose tasks: nothing is published until it is mended
+	sizeLimit    int32     // the stream's own limit on one message; -1: none
 	highest      uint64    // sequence the stream has acknowledged to us
 	rewound      bool      // it has acknowledged one of these again
 	deadCreated  time.Time // when the dead stream was created
@@ -73,6 +86,8 @@ type Counts struct {
 	Refused        int64 `json:"refused"`         // tasks made dead because no server takes their message
 	DeadLetters    int64 `json:"dead_letters"`    // letters stored
 	DroppedHeaders int64 `json:"dropped_headers"` // headers of rows that could not be sent
+	Purged         int64 `json:"purged"`          // finished tasks deleted because of their age
+	PurgedLog      int64 `json:"purged_log"`      // rows of the attempt log and the audit deleted because of theirs
 	Lanes          int64 `json:"lanes"`           // lanes held
 	LanesWaiting   int64 `json:"lanes_waiting"`   // of these, how many cannot be published to now
 	LanesElsewhere int64 `json:"lanes_elsewhere"` // lanes that another relay holds (RunOnce only)
@@ -92,31 +107,42 @@ func NewRelay(pool *pgxpool.Pool, nc *nats.Conn, cfg RelayConfig) (*Relay, error
 	if n := pool.Config().MaxConns; n < 2 {
 		return nil, fmt.Errorf("new relay: the pool has %d connection, at least 2 are needed (pool_max_conns)", n)
 	}
-	js, err := jetstream.New(nc)
+	names := Names{Namespace: cfg.Namespace, APIPrefix: cfg.APIPrefix}
+	js, err := names.JetStream(nc)
 	if err != nil {
 		return nil, fmt.Errorf("new relay: %w", err)
 	}
-	return &Relay{
-		pool: pool, nc: nc, js: js, cfg: cfg, names: Names{Namespace: cfg.Namespace},
+	r := &Relay{
+		pool: pool, nc: nc, js: js, cfg: cfg, names: names,
 		log:  cfg.Logger.With().Str("component", "relay").Str("relay", cfg.Name).Logger(),
 		pub:  newPublisher(nc),
 		wake: make(chan struct{}, 1), compare: make(chan struct{}, 1),
-		patience: queryTimeout,
-		lanes:    make(map[laneKey]*lane), lastErr: make(map[string]error), progress: make(map[string]time.Time),
-	}, nil
+		lanes: make(map[laneKey]*lane), lastErr: make(map[string]error), progress: make(map[string]time.Time),
+	}
+	if r.meter, err = newMeter(r); err != nil {
+		return nil, fmt.Errorf("new relay: %w", err)
+	}
+	return r, nil
 }
 
 // Run publishes until ctx ends, then saves its positions, gives its lanes back and returns nil. It returns an error
-// only for what no waiting mends: another installation's stream, a stream that would lose tasks.
-// Outages of Postgres and NATS are waited for, however long.
+// only for what no waiting mends: another installation's stream or, at the start, a stream that would lose tasks. One that
+// is edited so later is waited for: nothing is published, and Ready says why. So are outages of Postgres and NATS, however
+// long.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.started.CompareAndSwap(false, true) {
 		return errors.New("relay: Run or RunOnce was called before; make a new Relay")
 	}
 	if r.cfg.Disabled {
+		// Something else publishes. People are told all the same: of what dies, and by whoever is alive.
 		r.log.Info().Msg("relay is disabled (RELAY_ENABLED=false), publishing nothing")
-		<-ctx.Done()
-		return nil
+		if err := r.readInstallation(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		return r.turnLoops(ctx, r.noticeLoops())
 	}
 	stop, err := r.start(ctx)
 	if err != nil {
@@ -133,16 +159,29 @@ func (r *Relay) Run(ctx context.Context) error {
 		return fmt.Errorf("subscribe to %s: %w", r.names.Wake(), err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
+	unobserve, err := r.meter.observe()
+	if err != nil {
+		return fmt.Errorf("relay metrics: %w", err)
+	}
+	defer unobserve()
 
+	loops := map[string]func(context.Context) (time.Duration, error){
+		"lanes": r.keepLanes, "read": r.readLanes, "work list": r.serveWorkList, "dead letters": r.serveDeadLetters,
+		"streams": r.watchStreams, "reconcile": r.reconcileOrWait,
+		"switches": r.applySwitches, "retention": r.keepRetention, "bulk": r.workOffBulks,
+	}
+	maps.Copy(loops, r.noticeLoops())
+	return r.turnLoops(ctx, loops)
+}
+
+// turnLoops turns loops until ctx ends or one of them cannot go on.
+func (r *Relay) turnLoops(ctx context.Context, loops map[string]func(context.Context) (time.Duration, error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
 	var fatal error
 	var once sync.Once
-	for name, step := range map[string]func(context.Context) (time.Duration, error){
-		"lanes": r.keepLanes, "read": r.readLanes, "work list": r.serveWorkList, "dead letters": r.serveDeadLetters,
-		"streams": r.watchStreams, "reconcile": r.reconcileOrWait,
-	} {
+	for name, step := range loops {
 		wg.Go(func() {
 			if err := r.loop(ctx, name, step); err != nil {
 				once.Do(func() { fatal = err })
@@ -184,7 +223,7 @@ func (r *Relay) Live() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name, at := range r.progress {
-		if idle := time.Since(at); idle > stalled+r.patience {
+		if idle := time.Since(at); idle > stalled+r.patience.longest() {
 			return fmt.Errorf("loop %q has not turned for %v", name, idle.Round(time.Second))
 		}
 	}
@@ -201,43 +240,48 @@ func (r *Relay) Ready() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.unsafe != nil {
+		return r.unsafe
+	}
 	if !r.streamsKnown {
 		return errors.New("streams are not ready")
 	}
-	for name, err := range r.lastErr {
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+	// All of it: the first reason is seldom the one that helps.
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(r.lastErr)) {
+		if err := r.lastErr[name]; err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 		}
 	}
-	for _, l := range r.lanes {
-		if l.trouble != nil && l.waitStep == waitLongest {
-			return fmt.Errorf("tasks of %s (%s) cannot be published: %w", l.bizType, l.priority, l.trouble)
+	for _, l := range slices.SortedFunc(maps.Values(r.lanes), func(a, b *lane) int { return compareKeys(a.laneKey, b.laneKey) }) {
+		if l.trouble != nil && l.waitStep == waitLongest && len(errs) < 20 {
+			errs = append(errs, fmt.Errorf("tasks of %s (%s) cannot be published: %w", l.bizType, l.priority, l.trouble))
 		}
 	}
 	if since := time.Since(r.lastRead); since > 10*time.Second {
-		return fmt.Errorf("no lane was read for %v", since.Round(time.Second))
+		errs = append(errs, fmt.Errorf("no lane was read for %v", since.Round(time.Second)))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // start finds the installation, the streams and the incarnation, waiting for servers that are away, and starts the
 // publisher. The function it returns stops all that again.
 func (r *Relay) start(ctx context.Context) (stop func(), err error) {
-	err = r.untilAnswered(ctx, "start", func() error {
-		inst, err := r.cfg.Schema.Installation(ctx, r.pool)
-		if err != nil {
-			return err
-		}
-		r.installation = inst.ID
-		return nil
-	})
-	if err != nil {
+	if err := r.readInstallation(ctx); err != nil {
 		return nil, err
 	}
 	if err := r.untilAnswered(ctx, "start", func() error { return r.reposition(ctx) }); err != nil {
 		return nil, err
 	}
-	if err := r.untilAnswered(ctx, "start", func() error { return r.ensureStreams(ctx) }); err != nil {
+	r.repositioned = time.Now()
+	err = r.untilAnswered(ctx, "start", func() error {
+		err := r.ensureStreams(ctx)
+		if _, ok := errors.AsType[unsafeStreamError](err); ok {
+			return fatalError{err} // whoever starts a relay is there to see it
+		}
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	if err := r.untilAnswered(ctx, "start", func() error { return r.enterIncarnation(ctx) }); err != nil {
@@ -251,6 +295,17 @@ func (r *Relay) start(ctx context.Context) (stop func(), err error) {
 		stopPub()
 		<-done
 	}, nil
+}
+
+func (r *Relay) readInstallation(ctx context.Context) error {
+	return r.untilAnswered(ctx, "start", func() error {
+		inst, err := r.cfg.Schema.Installation(ctx, r.pool)
+		if err != nil {
+			return err
+		}
+		r.installation = inst.ID
+		return nil
+	})
 }
 
 // untilAnswered repeats f with growing pauses until it succeeds, ctx ends or waiting cannot help.
@@ -347,26 +402,20 @@ func isFatal(err error) bool {
 }
 
 func (r *Relay) query(ctx context.Context, sql string, args []any, scan func(pgx.Rows) error) error {
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
-	defer cancel()
-	return pg.Query(ctx, r.pool, r.cfg.Schema.Render(sql), args, scan)
+	return r.withPatience(ctx, sql, queryTimeout, func(ctx context.Context) error {
+		return pg.Query(ctx, r.pool, r.cfg.Schema.Render(sql), args, scan)
+	})
 }
 
 // queryCached is query for the statements of every poll.
 func (r *Relay) queryCached(ctx context.Context, sql string, args []any, scan func(pgx.Rows) error) error {
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
-	defer cancel()
-	return pg.QueryCached(ctx, r.pool, r.cfg.Schema.Render(sql), args, scan)
+	return r.withPatience(ctx, sql, queryTimeout, func(ctx context.Context) error {
+		return pg.QueryCached(ctx, r.pool, r.cfg.Schema.Render(sql), args, scan)
+	})
 }
 
-const (
-	// queryTimeout bounds one statement: a connection that hangs must not hold a loop for ever.
-	queryTimeout = 30 * time.Second
-	// stalled is how long a loop may make no turn, beside the one statement it may be waiting for.
-	stalled = 30 * time.Second
-	// longestRead is what a read of the lanes may take in the end: see readRows.
-	longestRead = 10 * time.Minute
-)
+// stalled is how long a loop may make no turn, beside the one statement it may be waiting for.
+const stalled = 30 * time.Second
 
 func (r *Relay) exec(ctx context.Context, sql string, args ...any) error {
 	return r.query(ctx, sql, args, func(pgx.Rows) error { return nil })

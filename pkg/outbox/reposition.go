@@ -65,22 +65,34 @@ UPDATE {{schema}}.installation AS i SET system_identifier = $1::bigint`
 // replica. A relay does it by itself at start-up and every hour; force is for after a restore in place, which nothing
 // shows. It is safe while relays and workers run, and to repeat: the worst are messages that the claim drops.
 func (s Schema) Reposition(ctx context.Context, pool *pgxpool.Pool, force bool) (Repositioned, error) {
+	return s.reposition(ctx, pool, force, func() {})
+}
+
+// reposition calls turned after each page: on a large table it takes its time.
+func (s Schema) reposition(ctx context.Context, pool *pgxpool.Pool, force bool, turned func()) (Repositioned, error) {
 	if err := s.Validate(); err != nil {
 		return Repositioned{}, err
 	}
+	// Bounded each: a connection that hangs must not hold the relay for ever.
+	query := func(sql string, args []any, scan func(pgx.Rows) error) error {
+		ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+		defer cancel()
+		return pg.Query(ctx, pool, s.Render(sql), args, scan)
+	}
+	nothing := func(pgx.Rows) error { return nil }
 	var did Repositioned
 	var known, actual *int64
-	err := pg.Query(ctx, pool, s.Render(clusterSQL), nil, func(rows pgx.Rows) error { return rows.Scan(&known, &did.ForeignRows) })
+	err := query(clusterSQL, nil, func(rows pgx.Rows) error { return rows.Scan(&known, &did.ForeignRows) })
 	if err != nil {
 		return did, fmt.Errorf("reposition: %w", err)
 	}
-	err = pg.Query(ctx, pool, identifierSQL, nil, func(rows pgx.Rows) error { return rows.Scan(&actual) })
+	err = query(identifierSQL, nil, func(rows pgx.Rows) error { return rows.Scan(&actual) })
 	if err != nil && pg.Code(err) != "42501" { // not everybody may read it; then only the rows can tell
 		return did, fmt.Errorf("reposition: %w", err)
 	}
 	did.Cluster = force || known != nil && actual != nil && *known != *actual
 	if known == nil && actual != nil {
-		if err := pg.Exec(ctx, pool, s.Render(adoptClusterSQL), *actual); err != nil {
+		if err := query(adoptClusterSQL, []any{*actual}, nothing); err != nil {
 			return did, fmt.Errorf("reposition: %w", err)
 		}
 	}
@@ -89,14 +101,14 @@ func (s Schema) Reposition(ctx context.Context, pool *pgxpool.Pool, force bool) 
 	}
 	// First, for a row's new xid must lie beyond what the lanes say they have read.
 	if did.Cluster {
-		if err := pg.Exec(ctx, pool, s.Render(restartLanesSQL)); err != nil {
+		if err := query(restartLanesSQL, nil, nothing); err != nil {
 			return did, fmt.Errorf("reposition: restart lanes: %w", err)
 		}
 	}
 	for after := int64(-1 << 62); ; {
 		var last *int64
 		var n int64
-		err := pg.Query(ctx, pool, s.Render(repositionSQL), []any{after, did.Cluster}, func(rows pgx.Rows) error { return rows.Scan(&last, &n) })
+		err := query(repositionSQL, []any{after, did.Cluster}, func(rows pgx.Rows) error { return rows.Scan(&last, &n) })
 		if err != nil {
 			return did, fmt.Errorf("reposition rows after %d: %w", after, err)
 		}
@@ -105,9 +117,10 @@ func (s Schema) Reposition(ctx context.Context, pool *pgxpool.Pool, force bool) 
 			break
 		}
 		after = *last
+		turned()
 	}
 	if did.Cluster && actual != nil { // only now is it done: until then a relay that starts does it again
-		if err := pg.Exec(ctx, pool, s.Render(adoptClusterSQL), *actual); err != nil {
+		if err := query(adoptClusterSQL, []any{*actual}, nothing); err != nil {
 			return did, fmt.Errorf("reposition: %w", err)
 		}
 	}
@@ -116,7 +129,7 @@ func (s Schema) Reposition(ctx context.Context, pool *pgxpool.Pool, force bool) 
 
 // reposition is Schema.Reposition for a relay, with a log line when it did something.
 func (r *Relay) reposition(ctx context.Context) error {
-	did, err := r.cfg.Schema.Reposition(ctx, r.pool, false)
+	did, err := r.cfg.Schema.reposition(ctx, r.pool, false, func() { r.turned("reconcile") })
 	if err != nil {
 		return err
 	}

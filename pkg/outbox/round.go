@@ -43,8 +43,12 @@ func (r *Relay) readLanes(ctx context.Context) (time.Duration, error) {
 	if !r.nc.IsConnected() {
 		return r.cfg.PollMax, errNATSAway
 	}
+	if r.halted() {
+		return listTick, nil // Ready says why
+	}
 	r.resend(time.Now())
 	busy, more, err := r.readPages(ctx)
+	r.meter.polled(busy, err, r.pollTook)
 	if err != nil {
 		if errors.Is(err, errOtherIncarnation) {
 			r.log.Warn().Msg(err.Error())
@@ -59,7 +63,8 @@ func (r *Relay) readLanes(ctx context.Context) (time.Duration, error) {
 	if busy {
 		wait = r.cfg.PollMin
 	}
-	r.rest(ctx, min(4*r.pollTook, time.Second), wait)
+	r.pace.note(r.pollTook)
+	r.rest(ctx, 2*r.pace.cost(), max(4*r.pace.cost(), wait))
 	return 0, nil
 }
 
@@ -123,10 +128,12 @@ func (r *Relay) readPages(ctx context.Context) (busy, more bool, err error) {
 		if n := len(rows); n > 0 {
 			p.end = rows[n-1].keyAfter(rd.read, snapshotMax(rd.target.snapshot))
 			l.rowBytes = sizeOf(rows) / n
+			r.spend(l.bizType, n)
 			busy = true
 		}
 		rd.read, rd.last = p.end, p.last
 		l.pages = append(l.pages, p)
+		r.meter.sent(l, p, rows, target)
 		for _, c := range parcels[i] {
 			c.page = p
 		}
@@ -149,10 +156,10 @@ func (r *Relay) takeTarget(ctx context.Context) (position, error) {
 	var p position
 	var incarnation *string
 	var standby bool
-	qctx, cancel := context.WithTimeout(ctx, queryTimeout)
-	defer cancel()
 	// Alone and without settings: it runs at every poll, and one statement is its own transaction at any level.
-	err := r.pool.QueryRow(qctx, r.cfg.Schema.Render(targetSQL)).Scan(&p.snapshot, &p.at, &incarnation, &standby)
+	err := r.withPatience(ctx, targetSQL, queryTimeout, func(ctx context.Context) error {
+		return r.pool.QueryRow(ctx, r.cfg.Schema.Render(targetSQL)).Scan(&p.snapshot, &p.at, &incarnation, &standby)
+	})
 	if pg.Code(err) == "0A000" {
 		return p, errOtherIncarnation // an unlogged table cannot be read in recovery
 	}
@@ -189,11 +196,11 @@ func (r *Relay) readable(target position) []laneRead {
 	}
 	for _, l := range r.lanes {
 		switch {
-		case now.After(l.until), !l.waitUntil.IsZero(), len(l.again) > 0, len(l.pages) >= pagesInFlight,
-			l.round != nil && l.round.last, !r.settings.mayPublish(l.laneKey):
+		case now.After(l.until), l.leaving > 0, !l.waitUntil.IsZero(), len(l.again) > 0, len(l.pages) >= pagesInFlight,
+			l.round != nil && l.round.last, !r.settings.mayPublish(l.laneKey), r.mayRead(l.bizType, now) < 1:
 			continue
 		}
-		lr := laneRead{lane: l, from: l.pos, limit: r.cfg.Batch}
+		lr := laneRead{lane: l, from: l.pos, limit: min(r.cfg.Batch, r.mayRead(l.bizType, now))}
 		if l.rowBytes > 0 { // large payloads must neither fill the memory nor keep the lanes behind from being read
 			lr.limit = min(lr.limit, max(readBytes/busy/l.rowBytes, 1))
 		}
@@ -232,12 +239,7 @@ func (r *Relay) readRows(ctx context.Context, reads []laneRead) (pagesRead, erro
 	}
 	got := pagesRead{rows: make([][]pageRow, n), cut: -1}
 	var size int
-	r.mu.Lock()
-	patience := r.patience
-	r.mu.Unlock()
-	qctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	err := pg.QueryCached(qctx, r.pool, r.cfg.Schema.Render(readSQL), []any{types, priorities, s, s2, t2, kx, ki, kr, kri, limit}, func(rows pgx.Rows) error {
+	scan := func(rows pgx.Rows) error {
 		if size > readBytes {
 			return nil
 		}
@@ -253,15 +255,13 @@ func (r *Relay) readRows(ctx context.Context, reads []laneRead) (pagesRead, erro
 			got.cut = i
 		}
 		return nil
-	})
-	// A statement walks past rows that are not to be published, such as millions scheduled by one transaction. Ended
-	// each time after the same time, it would never get past them.
-	if patience = min(2*patience, longestRead); !errors.Is(err, context.DeadlineExceeded) {
-		patience = queryTimeout
 	}
-	r.mu.Lock()
-	r.patience = patience
-	r.mu.Unlock()
+	// A statement walks past rows that are not to be published, such as millions scheduled by one transaction: it may take
+	// longer in the end than any other.
+	args := []any{types, priorities, s, s2, t2, kx, ki, kr, kri, limit}
+	err := r.withPatience(ctx, readSQL, longestRead, func(ctx context.Context) error {
+		return pg.QueryCached(ctx, r.pool, r.cfg.Schema.Render(readSQL), args, scan)
+	})
 	if err != nil {
 		return got, fmt.Errorf("read lanes: %w", err)
 	}
@@ -313,6 +313,7 @@ func (r *Relay) answered(p *parcel, res published) {
 		p.resent = false
 		l.resent--
 	}
+	l.tally.answered(res)
 	switch res.verdict {
 	case acked:
 		r.counts.Published++
@@ -329,7 +330,7 @@ func (r *Relay) answered(p *parcel, res published) {
 	case refused:
 		// One row is refused for good only if others pass; else it is the stream that is at fault.
 		if tooLarge(res.err) || p.refusal != nil && r.counts.Published > p.passed {
-			p.refusal = res.err
+			p.refusal = r.sized(res.err, p.msg)
 			r.refusals = append(r.refusals, p)
 			return
 		}
@@ -374,7 +375,7 @@ func (r *Relay) resend(now time.Time) {
 	var parcels []*parcel
 	r.mu.Lock()
 	for _, l := range r.lanes {
-		if now.After(l.until) || l.resent > 0 || now.Before(l.waitUntil) {
+		if now.After(l.until) || l.resent > 0 || now.Before(l.waitUntil) || !r.settings.mayPublish(l.laneKey) {
 			continue
 		}
 		if len(l.again) == 0 {
@@ -406,6 +407,7 @@ func (r *Relay) advance(l *lane, moved bool) {
 	for len(l.pages) > 0 && l.pages[0].left == 0 {
 		p := l.pages[0]
 		l.pages = l.pages[1:]
+		r.meter.stored(l, p)
 		if p.last {
 			l.pos, l.round = l.round.target, nil
 		} else {

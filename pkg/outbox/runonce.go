@@ -70,14 +70,18 @@ func (r *Relay) onePass(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("dead letters: %w", err)
 		}
+		bulk, open, err := r.stepBulk(ctx)
+		if err != nil {
+			return err
+		}
 		after := r.Counts()
 		stored := after.Published + after.Republished - before.Published - before.Republished
 		// Rows of the list that a full lane did not take are no progress: they are back on it.
-		if busy || wait == 0 || stored > 0 || n > 0 && after.LanesWaiting == 0 {
+		if busy || wait == 0 || bulk.looked > 0 || stored > 0 || n > 0 && after.LanesWaiting == 0 {
 			idle = time.Now()
 			continue
 		}
-		if n == 0 && r.quiet() || time.Since(idle) > 2*waitLongest {
+		if n == 0 && !open && r.quiet() || time.Since(idle) > 2*waitLongest {
 			return nil
 		}
 		r.rest(ctx, waitFirst, waitFirst)

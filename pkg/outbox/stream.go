@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,21 +22,24 @@ const (
 // streamConfigs are the three streams as the relay makes them. No MaxAge on tasks: one that expired in silence would be
 // lost work. The server remembers a message id for 30 s only (about 230 B each): ids are an optimisation, the claim is
 // what keeps a task from running twice.
-func (r *Relay) streamConfigs() []jetstream.StreamConfig {
-	mine := map[string]string{MetadataInstallation: r.installation}
-	base := jetstream.StreamConfig{Storage: jetstream.FileStorage, Replicas: r.cfg.Replicas, AllowDirect: true, Metadata: mine}
+func (r *Relay) streamConfigs() []jetstream.StreamConfig { return streamConfigs(r.cfg, r.installation) }
+
+func streamConfigs(cfg RelayConfig, installation string) []jetstream.StreamConfig {
+	names := Names{Namespace: cfg.Namespace}
+	mine := map[string]string{MetadataInstallation: installation}
+	base := jetstream.StreamConfig{Storage: jetstream.FileStorage, Replicas: cfg.Replicas, AllowDirect: true, Metadata: mine}
 	tasks, dead, events := base, base, base
 
-	tasks.Name, tasks.Subjects = r.names.Stream(), []string{r.names.subject("tasks.*.*")}
+	tasks.Name, tasks.Subjects = names.Stream(), []string{names.subject("tasks.*.*")}
 	tasks.Description = "taskrelay: tasks on their way to workers"
 	tasks.Retention, tasks.Duplicates = jetstream.WorkQueuePolicy, 30*time.Second
-	tasks.Discard, tasks.DiscardNewPerSubject, tasks.MaxMsgsPerSubject = jetstream.DiscardNew, true, r.cfg.MaxPerSubject
+	tasks.Discard, tasks.DiscardNewPerSubject, tasks.MaxMsgsPerSubject = jetstream.DiscardNew, true, cfg.MaxPerSubject
 
-	dead.Name, dead.Subjects = r.names.DeadStream(), []string{r.names.subject("dead.*.*")}
+	dead.Name, dead.Subjects = names.DeadStream(), []string{names.subject("dead.*.*")}
 	dead.Description = "taskrelay: the dead letter of each dead task"
 	dead.Retention, dead.MaxMsgsPerSubject, dead.Duplicates = jetstream.LimitsPolicy, 1, 30*time.Second
 
-	events.Name, events.Subjects = r.names.EventStream(), []string{r.names.subject("events.*.*")}
+	events.Name, events.Subjects = names.EventStream(), []string{names.subject("events.*.*")}
 	events.Description = "taskrelay: failed, dead and compensation_failed, for notifiers"
 	events.Retention, events.MaxAge, events.Duplicates = jetstream.LimitsPolicy, 7*24*time.Hour, 2*time.Minute
 	return []jetstream.StreamConfig{tasks, dead, events}
@@ -49,6 +53,7 @@ func (r *Relay) ensureStreams(ctx context.Context) error {
 	r.mu.Lock()
 	letters := r.deadHighest // before we ask, or a letter stored meanwhile would look like a loss
 	r.mu.Unlock()
+	var unsafe error
 	for _, want := range r.streamConfigs() {
 		s, err := r.js.Stream(ctx, want.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -63,9 +68,15 @@ func (r *Relay) ensureStreams(ctx context.Context) error {
 			return r.explainStream(ctx, want, err)
 		}
 		if err := r.checkStream(ctx, want, s.CachedInfo().Config); err != nil {
-			return err
+			if _, ok := errors.AsType[unsafeStreamError](err); !ok {
+				return err
+			}
+			unsafe = cmp.Or(unsafe, err)
 		}
 		if want.Name == r.names.Stream() {
+			r.mu.Lock()
+			r.sizeLimit = s.CachedInfo().Config.MaxMsgSize
+			r.mu.Unlock()
 			if err := r.checkLoss(ctx, s.CachedInfo()); err != nil {
 				return err
 			}
@@ -82,9 +93,20 @@ func (r *Relay) ensureStreams(ctx context.Context) error {
 		}
 	}
 	r.mu.Lock()
-	r.streamsKnown = true
+	r.streamsKnown, r.unsafe = unsafe == nil, unsafe
 	r.mu.Unlock()
-	return nil
+	return unsafe
+}
+
+// An unsafeStreamError says that a stream would lose tasks with the settings it has. As long as it does, nothing is
+// published; tasks wait in the table, and the looks at the stream go on until somebody has mended it.
+type unsafeStreamError struct{ error }
+
+// halted reports whether nothing may be published now.
+func (r *Relay) halted() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unsafe != nil
 }
 
 // explainStream names the other stream when subjects overlap (10065).
@@ -109,7 +131,7 @@ func (r *Relay) checkStream(ctx context.Context, want, have jetstream.StreamConf
 			want.Name, owner, r.installation)}
 	}
 	if unsafe := unsafeSettings(want, have); len(unsafe) > 0 {
-		return fatalError{fmt.Errorf("stream %[1]s would lose tasks: %[2]s: mend it with \"nats stream edit %[1]s\", or delete it and the relay makes it anew",
+		return unsafeStreamError{fmt.Errorf("stream %[1]s would lose tasks, nothing is published: %[2]s: mend it with \"nats stream edit %[1]s\", or delete it and the relay makes it anew",
 			want.Name, strings.Join(unsafe, ", "))}
 	}
 	if !ok { // made by hand with good settings: it becomes ours
@@ -169,13 +191,20 @@ func covers(a, b string) bool {
 	return len(as) == len(bs)
 }
 
-func (r *Relay) reportDrift(want, have jetstream.StreamConfig) {
+// streamDrift lists settings that are not as the relay would make them, and lose nothing: wanted and actual, by name.
+func streamDrift(want, have jetstream.StreamConfig) map[string][2]any {
 	drift := map[string][2]any{}
 	add := func(name string, w, h any) {
 		if w != h {
 			drift[name] = [2]any{w, h}
 		}
 	}
+	// We set no limits of these three. A lane waits where one is reached, but a message that is larger than
+	// max_msg_size makes its task dead.
+	const none = int64(-1)
+	add("max_msgs", none, cmp.Or(have.MaxMsgs, none))
+	add("max_bytes", none, cmp.Or(have.MaxBytes, none))
+	add("max_msg_size", none, cmp.Or(int64(have.MaxMsgSize), none))
 	if want.MaxMsgsPerSubject > 0 { // the server says -1 for no limit
 		add("max_msgs_per_subject", want.MaxMsgsPerSubject, have.MaxMsgsPerSubject)
 	}
@@ -184,7 +213,11 @@ func (r *Relay) reportDrift(want, have jetstream.StreamConfig) {
 	add("duplicate_window", want.Duplicates, have.Duplicates)
 	add("allow_direct", want.AllowDirect, have.AllowDirect)
 	add("storage", want.Storage, have.Storage)
-	for name, v := range drift {
+	return drift
+}
+
+func (r *Relay) reportDrift(want, have jetstream.StreamConfig) {
+	for name, v := range streamDrift(want, have) {
 		key := want.Name + "." + name + "=" + fmt.Sprint(v[1])
 		if _, said := r.said.LoadOrStore(key, true); said {
 			continue
@@ -204,6 +237,7 @@ func (r *Relay) watchStreams(ctx context.Context) (time.Duration, error) {
 		r.mu.Lock()
 		r.streamsKnown = false
 		r.mu.Unlock()
+		r.reported = time.Time{} // with the servers away workers could not say that they are alive either
 		return 0, err
 	}
 	r.mu.Lock()

@@ -1,15 +1,12 @@
 package outbox
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -58,6 +55,7 @@ type Task struct {
 	FinishedAt        *time.Time `json:"finished_at,omitempty"`
 	ExpiresAt         *time.Time `json:"expires_at,omitempty"`
 	CancelRequestedAt *time.Time `json:"cancel_requested_at,omitempty"`
+	CancelCompensates bool       `json:"cancel_compensates,omitempty"` // the request asks for compensation
 
 	LeaseOwner string     `json:"lease_owner,omitempty"`
 	LeaseToken *int64     `json:"lease_token,omitempty,string"`
@@ -157,19 +155,12 @@ var taskColumns = columns([]string{
        t.generation, t.attempt, coalesce(t.max_attempts, 0), t.looks,
        coalesce(t.lease_owner, ''), t.lease_token, coalesce(t.last_error, ''), coalesce(t.error_class, ''),
        t.compensation, t.compensations, coalesce(t.cause, ''), t.execute_attempts, coalesce(t.dead_reason, ''),
-       t.parent_id, t.xid::text`)
+       t.parent_id, t.xid::text, coalesce(t.cancel_compensates, false)`)
 
 var getSQL = newStatement(`-- taskrelay: get task
 SELECT ` + taskColumns + `, t.payload::text, t.headers::text, coalesce(t.result::text, '')
 FROM {{schema}}.task AS t
 WHERE t.id = $1::bigint`)
-
-// The payloads of a list of 1,000 tasks may be half a gigabyte, and viewers may
-// not see them.
-var listSQL = newStatement(`-- taskrelay: list tasks
-SELECT ` + taskColumns + `, '', '', ''
-FROM {{schema}}.task AS t
-WHERE true`)
 
 func scanTask(row pgx.CollectableRow) (t Task, err error) {
 	var payload, headers, result string
@@ -179,7 +170,7 @@ func scanTask(row pgx.CollectableRow) (t Task, err error) {
 		&t.Generation, &t.Attempt, &t.MaxAttempts, &t.Looks,
 		&t.LeaseOwner, &t.LeaseToken, &t.LastError, &t.ErrorClass,
 		&t.Compensation, &t.Compensations, &t.Cause, &t.ExecuteAttempts, &t.DeadReason,
-		&t.ParentID, &t.XID, &payload, &headers, &result); err != nil {
+		&t.ParentID, &t.XID, &t.CancelCompensates, &payload, &headers, &result); err != nil {
 		return t, err
 	}
 	t.Payload, t.Headers, t.Result = raw(payload), raw(headers), raw(result)
@@ -221,75 +212,6 @@ func (s Schema) Get(ctx context.Context, db querier, id int64) (Task, error) {
 // Statuses lists the states of a task.
 func Statuses() []string {
 	return []string{"pending", "running", "retrying", "succeeded", "dead", "cancelled", "blocked"}
-}
-
-// Filter chooses tasks for List. The zero value chooses the last 50.
-type Filter struct {
-	BizType       string // Optional.
-	Status        string // Optional, one of Statuses.
-	BizID         string // Optional; fast together with BizType.
-	ErrorContains string // Optional: this text occurs in the last error, letter for letter.
-	Limit         int    // 1 to 1,000, by default 50.
-	Before        int64  // Optional: only ids below this one, to read the next page.
-}
-
-// List returns tasks of the default schema, the newest (highest id) first,
-// without payload, headers and result. For the next page set Before to the last
-// id. db is a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
-func List(ctx context.Context, db querier, f Filter) ([]Task, error) {
-	return Schema("").List(ctx, db, f)
-}
-
-// List is the function List for this schema.
-func (s Schema) List(ctx context.Context, db querier, f Filter) ([]Task, error) {
-	where, args, err := f.where()
-	if err != nil {
-		return nil, fmt.Errorf("list tasks: %w", err)
-	}
-	tasks, err := query(ctx, s, db, func(s Schema) string { return listSQL.in(s) + where }, scanTask, args...)
-	if err != nil {
-		return nil, fmt.Errorf("list tasks: %w", err)
-	}
-	return tasks, nil
-}
-
-func (f Filter) where() (sql string, args []any, err error) {
-	switch {
-	case f.Limit < 0 || f.Limit > 1000:
-		return "", nil, fmt.Errorf("limit is %d, want 1 to 1000 (0 means 50): read on with Before", f.Limit)
-	case !utf8.ValidString(f.BizType + f.BizID + f.ErrorContains), strings.ContainsRune(f.BizType+f.BizID+f.ErrorContains, 0):
-		return "", nil, errors.New("the filter has text that Postgres cannot hold (not valid UTF-8, or a NUL)")
-	}
-	var b strings.Builder
-	add := func(condition string, arg any) {
-		args = append(args, arg)
-		fmt.Fprintf(&b, "\n  AND "+condition, len(args))
-	}
-	if f.BizType != "" {
-		add("t.biz_type = $%d::text", f.BizType)
-	}
-	switch f.Status {
-	case "":
-	case "dead":
-		// Every dead row has dead_at, and dead_at has an index; status has none, to keep updates HOT.
-		b.WriteString("\n  AND t.dead_at IS NOT NULL AND t.status = 'dead'")
-	default:
-		if !slices.Contains(Statuses(), f.Status) {
-			return "", nil, fmt.Errorf("status %.40q: want one of %s", f.Status, strings.Join(Statuses(), ", "))
-		}
-		add("t.status = $%d::text", f.Status)
-	}
-	if f.BizID != "" {
-		add("t.biz_id = $%d::text", f.BizID)
-	}
-	if f.ErrorContains != "" {
-		add("strpos(t.last_error, $%d::text) > 0", f.ErrorContains)
-	}
-	if f.Before != 0 {
-		add("t.id < $%d::bigint", f.Before)
-	}
-	fmt.Fprintf(&b, "\nORDER BY t.id DESC\nLIMIT %d", cmp.Or(f.Limit, 50))
-	return b.String(), args, nil
 }
 
 func query[T any](ctx context.Context, s Schema, db querier, sql func(Schema) string, scan pgx.RowToFunc[T], args ...any) ([]T, error) {

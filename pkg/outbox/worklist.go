@@ -23,6 +23,10 @@ const (
 	listFirst  = 64                     // as long as the size of its payloads is not known
 	listBytes  = 8 << 20                // of a lane's payloads
 	confirmGap = 50 * time.Millisecond
+
+	// listGuard is how far a take moves its rows: the next relay looks at them then, should this one die. Short, for that
+	// is all that their tasks wait for; a look that takes longer here is remembered in inHand and not taken twice.
+	listGuard = 8 * time.Second
 )
 
 // workList is the memory of serveWorkList.
@@ -34,6 +38,7 @@ type workList struct {
 	confirm []look // answered well: to be looked at again in ten minutes
 	giveUp  []look // not stored: to be looked at again at once
 	flying  int
+	inHand  map[int64]time.Time // rows taken, and when, until the end of their look is written down
 }
 
 // A look is one row taken from the list. guard is the exact republish_at that the take wrote.
@@ -43,14 +48,16 @@ type look struct {
 	guard time.Time
 }
 
-// takeListSQL takes due rows of our lanes by moving them 30 s ahead: should we die, the look is repeated then.
-// Rows that are not to be published now are put where they belong in the same statement.
+// takeListSQL takes due rows of our lanes by moving them ahead by listGuard: should we die, the look is repeated then.
+// Rows that are not to be published now are put where they belong in the same statement. $4 are rows whose guard is about
+// to end while we are still at them: a full window of a slow NATS takes its time.
 const takeListSQL = `-- taskrelay: take work list
 WITH due AS (
   SELECT d.id FROM unnest($1::text[], $2::text[], $3::int[]) AS l(biz_type, priority, n)
   CROSS JOIN LATERAL (
     SELECT t.id FROM {{schema}}.task AS t
     WHERE t.biz_type = l.biz_type AND t.priority = l.priority AND t.republish_at IS NOT NULL AND t.republish_at <= now()
+      AND t.id <> ALL ($4::bigint[])
     ORDER BY t.republish_at LIMIT l.n FOR UPDATE OF t SKIP LOCKED) AS d
 )
 UPDATE {{schema}}.task AS t SET republish_at = CASE
@@ -58,10 +65,11 @@ UPDATE {{schema}}.task AS t SET republish_at = CASE
     WHEN t.status = 'running' AND t.lease_until >= now() THEN t.lease_until + interval '10 seconds'
     WHEN t.status = 'blocked' THEN now() + interval '10 minutes'
     WHEN coalesce(t.next_attempt_at, t.run_at, '-infinity') > now() THEN coalesce(t.next_attempt_at, t.run_at)
-    ELSE now() + interval '30 seconds' END
+    ELSE now() + $5::bigint * interval '1 millisecond' END
 FROM due WHERE t.id = due.id
 RETURNING t.id, t.created_at, t.biz_type, t.priority, t.biz_id, t.generation, t.looks, t.phase, coalesce(t.cause, ''),
   nullif(t.headers, '{}'), t.payload, t.republish_at, t.attempt, t.dead_lettered_at IS NOT NULL,
+  coalesce(t.execute_attempts, 0), coalesce(t.dead_reason, ''), coalesce(t.error_class, ''), t.first_started_at, t.compensation,
   t.status IN ('pending', 'retrying', 'running') AND NOT (t.status = 'running' AND t.lease_until >= now())
     AND coalesce(t.next_attempt_at, t.run_at, '-infinity') <= now()`
 
@@ -71,7 +79,7 @@ SELECT (extract(epoch FROM least(min(n.republish_at), clock_timestamp() + interv
 FROM unnest($1::text[], $2::text[]) AS l(biz_type, priority)
 CROSS JOIN LATERAL (
   SELECT t.republish_at FROM {{schema}}.task AS t
-  WHERE t.biz_type = l.biz_type AND t.priority = l.priority AND t.republish_at IS NOT NULL
+  WHERE t.biz_type = l.biz_type AND t.priority = l.priority AND t.republish_at IS NOT NULL AND t.id <> ALL ($3::bigint[])
   ORDER BY t.republish_at LIMIT 1) AS n`
 
 // confirmListSQL puts rows whose message is stored ten minutes ahead, doubling with each look: if the message is lost,
@@ -91,7 +99,7 @@ UPDATE {{schema}}.task AS t SET republish_at = now()
 FROM mine WHERE t.id = mine.id`
 
 // looksSQL locks the rows that are still as the take left them. One that somebody else has locked is skipped: it is
-// looked at again 30 s after the take, and must not keep the looks of all lanes waiting. IS NOT DISTINCT FROM, because
+// looked at again when its guard ends, and must not keep the looks of all lanes waiting. IS NOT DISTINCT FROM, because
 // an equality would allow the planner the index on republish_at.
 const looksSQL = `WITH mine AS (
   SELECT k.id FROM unnest($1::bigint[], $2::int[], $3::timestamptz[]) AS c(id, generation, guard)
@@ -107,7 +115,7 @@ func (r *Relay) serveWorkList(ctx context.Context) (time.Duration, error) {
 	if err := r.endLooks(ctx); err != nil {
 		return 0, err
 	}
-	if !r.nc.IsConnected() {
+	if !r.nc.IsConnected() || r.halted() {
 		return listTick, nil // readLanes says so
 	}
 	now, moves := time.Now(), r.moves()
@@ -119,7 +127,7 @@ func (r *Relay) serveWorkList(ctx context.Context) (time.Duration, error) {
 	r.list.mu.Unlock()
 	skipped := false
 	lanes, types, priorities, _ := r.heldLanes(func(l *lane) bool {
-		may := now.Before(l.until) && l.waitUntil.IsZero()
+		may := now.Before(l.until) && l.waitUntil.IsZero() && r.mayLook(l.bizType, now) >= 1
 		skipped = skipped || !may
 		return may && r.settings.mayPublish(l.laneKey)
 	})
@@ -134,7 +142,7 @@ func (r *Relay) serveWorkList(ctx context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	var ms *int64
-	err = r.queryCached(ctx, nextOnListSQL, []any{types, priorities}, func(rows pgx.Rows) error { return rows.Scan(&ms) })
+	err = r.queryCached(ctx, nextOnListSQL, []any{types, priorities, r.list.overdue(time.Now())}, func(rows pgx.Rows) error { return rows.Scan(&ms) })
 	if err != nil {
 		return 0, fmt.Errorf("next on work list: %w", err)
 	}
@@ -155,7 +163,7 @@ func (r *Relay) serveWorkList(ctx context.Context) (time.Duration, error) {
 // takeList takes one batch and publishes it. It returns how many rows it looked at, and whether a lane has more.
 func (r *Relay) takeList(ctx context.Context, lanes []*lane, types, priorities []string) (n int, more bool, err error) {
 	type taken struct {
-		record
+		deadTask // what is said of it should compensation begin
 		look
 		attempt          int
 		lettered, wanted bool
@@ -164,16 +172,18 @@ func (r *Relay) takeList(ctx context.Context, lanes []*lane, types, priorities [
 	r.mu.Lock()
 	for i, l := range lanes {
 		l.listLimit = cmp.Or(l.listLimit, listFirst)
-		limits[i] = int32(l.listLimit)
+		limits[i] = int32(min(l.listLimit, r.mayLook(l.bizType, time.Now())))
 	}
 	r.mu.Unlock()
 	var all []taken
 	sizes := make(map[laneKey]batchSize)
-	err = r.query(ctx, takeListSQL, []any{types, priorities, limits}, func(rows pgx.Rows) error {
+	asked := time.Now()
+	err = r.query(ctx, takeListSQL, []any{types, priorities, limits, r.list.overdue(time.Now()), listGuard.Milliseconds()}, func(rows pgx.Rows) error {
 		var t taken
 		var guard *time.Time
 		if err := rows.Scan(&t.record.id, &t.created, &t.bizType, &t.priority, &t.bizID, &t.generation, &t.looks, &t.phase,
-			&t.cause, &t.headers, &t.payload, &guard, &t.attempt, &t.lettered, &t.wanted); err != nil {
+			&t.cause, &t.headers, &t.payload, &guard, &t.attempt, &t.lettered,
+			&t.attempts, &t.reason, &t.errorClass, &t.firstAttempt, &t.compensation, &t.wanted); err != nil {
 			return err
 		}
 		if guard != nil {
@@ -188,9 +198,15 @@ func (r *Relay) takeList(ctx context.Context, lanes []*lane, types, priorities [
 	if err != nil {
 		return 0, false, fmt.Errorf("take work list: %w", err)
 	}
+	for i := range all {
+		if t := &all[i]; t.wanted {
+			r.list.take(t.look, asked)
+		}
+	}
 	r.mu.Lock()
 	for i, l := range lanes {
 		s := sizes[l.laneKey]
+		r.spendLooks(l.bizType, s.rows)
 		more = more || s.rows == int(limits[i])
 		if l.listLimit == int(limits[i]) { // else an answer has come meanwhile: the lane is full
 			l.listLimit = s.next(l.listLimit)
@@ -212,7 +228,12 @@ func (r *Relay) takeList(ctx context.Context, lanes []*lane, types, priorities [
 		r.mu.Lock()
 		r.counts.DroppedHeaders += int64(dropped)
 		r.mu.Unlock()
-		r.publishLook(m, &t.record, t.look, t.phase == PhaseCompensate && t.attempt == 0 && t.looks == 0)
+		var failed *deadTask
+		if t.phase == PhaseCompensate && t.attempt == 0 && t.looks == 0 {
+			t.lastError = t.cause
+			failed = &t.deadTask
+		}
+		r.publishLook(m, &t.record, t.look, failed)
 	}
 	return len(all), more, nil
 }
@@ -232,12 +253,12 @@ func (s batchSize) next(limit int) int {
 	return limit
 }
 
-// publishLook publishes a row of the list, with the event that execute has failed when compensation begins with it:
+// publishLook publishes a row of the list, with the event that execute has failed (not nil) when compensation begins with it:
 // that event comes from the row, as the dead letter does, so that no crash loses it.
-func (r *Relay) publishLook(m *nats.Msg, rec *record, lk look, failed bool) {
+func (r *Relay) publishLook(m *nats.Msg, rec *record, lk look, failed *deadTask) {
 	id := messageID(r.installation, rec.id, rec.created.UnixMicro(), rec.generation, rec.looks)
 	open, stored, final := 1, true, false // guarded by list.mu
-	if failed {
+	if failed != nil {
 		open = 2
 	}
 	end := func(v verdict) {
@@ -248,28 +269,33 @@ func (r *Relay) publishLook(m *nats.Msg, rec *record, lk look, failed bool) {
 		done := open == 0
 		r.list.flying--
 		r.list.mu.Unlock()
-		if done && (stored || !final) { // a refused one is looked at again 30 s after the take, unless it is buried before
+		switch {
+		case !done:
+		case stored || !final:
 			r.endLook(lk, stored)
+		default: // a refused one is looked at again when its guard ends, unless it is buried before
+			r.list.release([]look{lk})
 		}
 	}
 	r.list.mu.Lock()
 	r.list.flying += open
 	r.list.mu.Unlock()
-	if failed {
-		r.pub.publish(r.event(rec, EventFailed), r.names.EventStream(), id+"."+EventFailed, func(res published) {
+	if failed != nil {
+		r.pub.publish(r.event(EventFailed, failed), r.names.EventStream(), id+"."+EventFailed, func(res published) {
 			end(res.verdict)
 		})
 	}
 	r.pub.publish(m, r.names.Stream(), id, func(res published) {
-		r.lookAnswered(rec, res)
+		r.lookAnswered(rec, m, res)
 		end(res.verdict)
 	})
 }
 
-func (r *Relay) lookAnswered(rec *record, res published) {
+func (r *Relay) lookAnswered(rec *record, m *nats.Msg, res published) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l := r.lanes[laneKey{rec.bizType, rec.priority}]
+	r.meter.of(rec.bizType).looked(res)
 	switch {
 	case res.verdict == acked:
 		r.counts.Republished++
@@ -283,10 +309,10 @@ func (r *Relay) lookAnswered(rec *record, res published) {
 		}
 	case l == nil:
 	case res.verdict == oversize || tooLarge(res.err):
-		r.refusals = append(r.refusals, &parcel{lane: l, task: rec.id, gen: rec.generation, refusal: res.err})
+		r.refusals = append(r.refusals, &parcel{lane: l, task: rec.id, gen: rec.generation, refusal: r.sized(res.err, m)})
 	case res.verdict == refused:
 		if now := time.Now(); l.notice.due(now) {
-			r.log.Error().Err(res.err).Int64("task_id", rec.id).Str("biz_type", rec.bizType).Msg("message refused, trying again in 30 s")
+			r.log.Error().Err(res.err).Int64("task_id", rec.id).Str("biz_type", rec.bizType).Dur("delay", listGuard).Msg("message refused, trying again")
 		}
 	case res.verdict == waits:
 		r.wait(l, res.err)
@@ -303,12 +329,13 @@ func (r *Relay) endLook(lk look, stored bool) {
 	}
 }
 
-// endLooks writes down how looks ended. What it cannot write is repeated after the take's 30 s anyway.
+// endLooks writes down how looks ended. What it cannot write is repeated when its guard ends anyway.
 func (r *Relay) endLooks(ctx context.Context) error {
 	r.list.mu.Lock()
 	confirm, giveUp := r.list.confirm, r.list.giveUp
 	r.list.confirm, r.list.giveUp = nil, nil
 	r.list.mu.Unlock()
+	defer r.list.release(confirm, giveUp)
 	if err := r.writeLooks(ctx, confirmListSQL, confirm); err != nil {
 		return fmt.Errorf("confirm work list: %w", err)
 	}
@@ -316,6 +343,41 @@ func (r *Relay) endLooks(ctx context.Context) error {
 		return fmt.Errorf("give up looks: %w", err)
 	}
 	return nil
+}
+
+// take remembers a row as in hand.
+func (w *workList) take(lk look, at time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inHand == nil {
+		w.inHand = make(map[int64]time.Time)
+	}
+	w.inHand[lk.id] = at
+}
+
+// release forgets rows whose look is over.
+func (w *workList) release(looks ...[]look) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, some := range looks {
+		for _, lk := range some {
+			delete(w.inHand, lk.id)
+		}
+	}
+}
+
+// overdue lists the rows in hand whose guard is over or about to be, in one order.
+func (w *workList) overdue(now time.Time) []int64 {
+	ids := []int64{}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, at := range w.inHand {
+		if now.Sub(at) > listGuard-time.Second {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 func (r *Relay) writeLooks(ctx context.Context, sql string, looks []look) error {
