@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // attempt is one message on its way through the worker: waiting, being claimed, claimed, running, settling.
@@ -15,6 +16,7 @@ type attempt struct {
 	lane    *lane
 	msg     *nats.Msg
 	arrived time.Duration // since the worker's epoch, as all its times: monotonic
+	born    int64         // the consumer that delivered it: see lane.born
 
 	// From the message: the identity of the row.
 	id            int64
@@ -30,6 +32,8 @@ type attempt struct {
 	cause   string
 	key     string
 	claimed time.Duration // when it was ready to run
+	age     float64       // seconds since the task was due first, then
+	span    trace.Span    // nil: none
 
 	started  time.Duration // when the handler was called; 0: never
 	deadline time.Duration

@@ -20,23 +20,51 @@ const skippedNak = 100 * time.Millisecond
 // unknownNak: this worker cannot run the task, another one may.
 const unknownNak = 30 * time.Second
 
-// claimSQL takes the rows that are due and free, each under the token made for it.
+// claimSQL takes the rows that are due and free, each under the token made for it: one change of each row, nothing else.
+// What it does not return is left to takeOverSQL.
 //
-// A row is found by primary key, one lateral lookup per message: a join that the planner may order would, with the
-// statistics of an empty table, read all of it for each batch. It is updated by ctid, which is cheaper than a second
-// lookup, and no index implies anything about it; a row that changed between the snapshot and its lock is not
-// returned then, and treated as locked.
+// A row is found by primary key, one lateral lookup per message, and updated by ctid: a join that the planner may order
+// would, with the statistics of an empty table, read all of it for each batch. What must hold is asked of the row that
+// is updated, because Postgres looks at those conditions again when it had to wait for a lock, and at the ctid not.
 //
-// A lease under our own token is ours from a claim whose answer was lost: it is taken again and not counted twice.
 // Rows never handed back have no republish_at and keep none: their claim changes no indexed column, so it is HOT.
 const claimSQL = `-- taskrelay: claim
+UPDATE {{schema}}.task AS t
+SET status = 'running', attempt = t.attempt + 1, lease_owner = $6::text, lease_token = m.token,
+  lease_until = now() + $7::bigint * interval '1 microsecond', started_at = now(),
+  first_started_at = coalesce(t.first_started_at, now()), next_attempt_at = NULL,
+  republish_at = CASE WHEN t.republish_at IS NOT NULL
+    THEN now() + $7::bigint * interval '1 microsecond' + interval '10 minutes' END
+FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[], $5::boolean[])
+  WITH ORDINALITY AS m(id, generation, created_us, token, compensates, ord)
+CROSS JOIN LATERAL (SELECT i.ctid FROM {{schema}}.task AS i WHERE i.id = m.id OFFSET 0) AS p
+WHERE t.ctid = p.ctid
+  AND t.generation = m.generation
+  AND t.created_at = 'epoch'::timestamptz + m.created_us * interval '1 microsecond'
+  AND coalesce(t.next_attempt_at, t.run_at, '-infinity') <= now()
+  AND t.status IN ('pending', 'retrying')
+  AND t.cancel_requested_at IS NULL
+  AND (t.phase = 'execute' OR m.compensates)
+RETURNING m.ord, false, t.phase, t.attempt, coalesce(t.max_attempts, 0), coalesce(t.biz_id, ''),
+  coalesce(t.cause, ''), t.compensations, false, false,
+  date_part('epoch', now()) - date_part('epoch', greatest(t.run_at, t.created_at))`
+
+// takeOverSQL takes what the claim has left, where it may be taken: a row whose lease has ended (logged as lost), one
+// with a request to cancel, one of our own whose answer was lost, and the free neighbours of a locked row.
+//
+// A lease that began in the future is over too: Postgres's clock was ahead then, and has been set back.
+//
+// A lease under our own token is ours from a claim whose answer was lost: it is taken again and not counted twice.
+const takeOverSQL = `-- taskrelay: take over
 WITH picked AS (
   SELECT m.ord, m.token, t.*
   FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::bigint[], $5::boolean[])
     WITH ORDINALITY AS m(id, generation, created_us, token, compensates, ord)
   CROSS JOIN LATERAL (
     SELECT t.ctid AS tid, t.status AS was, t.lease_token AS lost_token, t.lease_owner AS lost_owner,
-      t.attempt AS lost_attempt, t.started_at AS lost_started, t.cancel_requested_at IS NOT NULL AS cancel,
+      t.attempt AS lost_attempt, t.started_at AS lost_started,
+      t.cancel_requested_at IS NOT NULL AS asked,
+      t.cancel_requested_at IS NOT NULL AND NOT (t.cancel_compensates IS TRUE AND t.phase = 'execute') AS cancel,
       t.status = 'running' AND t.lease_token IS NOT DISTINCT FROM m.token AS mine
     FROM {{schema}}.task AS t
     WHERE t.id = m.id
@@ -44,7 +72,7 @@ WITH picked AS (
       AND t.created_at = 'epoch'::timestamptz + m.created_us * interval '1 microsecond'
       AND coalesce(t.next_attempt_at, t.run_at, '-infinity') <= now()
       AND (t.status IN ('pending', 'retrying')
-        OR (t.status = 'running' AND (t.lease_until < now() OR t.lease_token = m.token)))
+        OR (t.status = 'running' AND (t.lease_until < now() OR t.lease_token = m.token OR t.started_at > now() + interval '1 minute')))
       AND (t.phase = 'execute' OR m.compensates)
     FOR UPDATE SKIP LOCKED
   ) AS t
@@ -64,7 +92,7 @@ WITH picked AS (
   FROM picked AS p
   WHERE t.ctid = p.tid
   RETURNING p.ord, t.id, t.status, t.phase, t.attempt, t.max_attempts, t.biz_type, t.biz_id, t.cause, t.compensations,
-    t.generation, p.was, p.mine, p.lost_token, p.lost_owner, p.lost_attempt, p.lost_started
+    t.generation, t.run_at, t.created_at, p.was, p.mine, p.lost_token, p.lost_owner, p.lost_attempt, p.lost_started, p.asked
 ), lost AS (
   INSERT INTO {{schema}}.task_attempt (task_id, lease_token, biz_type, biz_id, generation, phase, attempt, worker,
     outcome, error_class, error, started_at, finished_at)
@@ -76,7 +104,8 @@ WITH picked AS (
   ON CONFLICT (task_id, lease_token) DO NOTHING
 )
 SELECT c.ord, c.status = 'cancelled', c.phase, c.attempt, coalesce(c.max_attempts, 0), coalesce(c.biz_id, ''),
-  coalesce(c.cause, ''), c.compensations, c.was = 'running' AND NOT c.mine
+  coalesce(c.cause, ''), c.compensations, c.was = 'running' AND NOT c.mine, c.asked,
+  date_part('epoch', now()) - date_part('epoch', greatest(c.run_at, c.created_at))
 FROM claimed AS c`
 
 // claimLoop claims batches until ctx ends; what is still in its hands then is given back.
@@ -115,16 +144,24 @@ func (w *Worker) unique(batch []*attempt) []*attempt {
 // claimRow is what the claim says of a row it took.
 type claimRow struct {
 	ord                         int64
-	cancelled, lost             bool
+	cancelled, lost, undo       bool // undo: to be cancelled and compensated
 	phase, bizID, cause         string
 	number, maxAttempts, undone int
+	age                         float64 // seconds since the task was due first
 }
 
-// claim runs the claim of a batch until it is answered. The tokens stay the same, so a claim whose answer was lost is
-// found again.
+// claim takes what it may of a batch and answers the rest.
 func (w *Worker) claim(ctx context.Context, batch []*attempt) {
+	rest := w.claimBy(ctx, w.sql.claim, pg.QueryBrief, batch)
+	rest = w.claimBy(ctx, w.sql.takeOver, pg.QueryCached, rest)
+	w.classify(ctx, rest)
+}
+
+// claimBy runs a claiming statement until it is answered, and returns what it did not take. The tokens stay the same,
+// so a claim whose answer was lost is found again.
+func (w *Worker) claimBy(ctx context.Context, sql string, query queryFunc, batch []*attempt) (rest []*attempt) {
 	if len(batch) == 0 {
-		return
+		return nil
 	}
 	n := len(batch)
 	ids, generations, created := make([]int64, n), make([]int32, n), make([]int64, n)
@@ -139,18 +176,23 @@ func (w *Worker) claim(ctx context.Context, batch []*attempt) {
 	err := w.insist(ctx, partClaim, func(ctx context.Context) error {
 		rows = rows[:0]
 		sent = w.now()
-		return pg.Query(ctx, w.pool, w.sql.claim, args, func(r pgx.Rows) error {
+		err := query(ctx, w.pool, sql, args, func(r pgx.Rows) error {
 			var c claimRow
-			err := r.Scan(&c.ord, &c.cancelled, &c.phase, &c.number, &c.maxAttempts, &c.bizID, &c.cause, &c.undone, &c.lost)
+			err := r.Scan(&c.ord, &c.cancelled, &c.phase, &c.number, &c.maxAttempts, &c.bizID, &c.cause, &c.undone, &c.lost, &c.undo, &c.age)
 			rows = append(rows, c)
 			return err
 		})
+		if pg.Locked(err) {
+			rows = rows[:0]
+			return nil
+		}
+		return err
 	})
 	if err != nil { // stopping: if the claim was committed all the same, the lease ends and counts as lost
 		for _, a := range batch {
 			w.giveUp(a, 0)
 		}
-		return
+		return nil
 	}
 	for i := range rows {
 		c := &rows[i]
@@ -158,7 +200,12 @@ func (w *Worker) claim(ctx context.Context, batch []*attempt) {
 		batch[c.ord-1] = nil
 		w.claimed(a, c, sent)
 	}
-	w.classify(ctx, batch)
+	for _, a := range batch {
+		if a != nil {
+			rest = append(rest, a)
+		}
+	}
+	return rest
 }
 
 // claimed takes an attempt whose claim was answered.
@@ -166,6 +213,7 @@ func (w *Worker) claimed(a *attempt, c *claimRow, sent time.Duration) {
 	d := a.lane.d
 	if c.lost {
 		w.stats.Lost.Add(1)
+		d.tally.attempt(c.phase, outcomeLost)
 		w.log.Warn().Int64("task_id", a.id).Str("biz_type", a.lane.bizType).Int("attempt", c.number-1).
 			Msg("lease of an earlier attempt had ended, logged as lost")
 	}
@@ -180,14 +228,18 @@ func (w *Worker) claimed(a *attempt, c *claimRow, sent time.Duration) {
 	a.phase, a.number, a.bizID, a.cause = c.phase, c.number, c.bizID, c.cause
 	a.limit = d.limit(c.maxAttempts)
 	a.key = taskKey(w.installation, a.id, c.phase, c.undone)
-	a.claimed = w.now()
+	a.claimed, a.age = w.now(), c.age
 	a.leaseFrom.Store(int64(sent))
 	a.stage.Store(stageClaimed)
-	if a.number > a.limit {
+	if c.undo || a.number > a.limit {
 		a.ended.Store(true)
 		a.stage.Store(stageSettling)
 		d.unstarted(a)
-		w.settles.put(usedUp(a, d.b, w.cfg.Lease))
+		s := usedUp(a, d.b, w.cfg.Lease)
+		if c.undo {
+			s.reason, s.text = reasonCancelled, "cancelled on request; the attempt that ran was lost with its worker"
+		}
+		w.settles.put(s)
 		return
 	}
 	if !d.granted(a) {

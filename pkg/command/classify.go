@@ -103,14 +103,8 @@ const (
 	reasonCannotCompensate = "no Compensate here"
 )
 
-// classify answers the messages of a batch that were not claimed; nil entries were.
-func (w *Worker) classify(ctx context.Context, batch []*attempt) {
-	var rest []*attempt
-	for _, a := range batch {
-		if a != nil {
-			rest = append(rest, a)
-		}
-	}
+// classify answers messages that were not claimed.
+func (w *Worker) classify(ctx context.Context, rest []*attempt) {
 	if len(rest) == 0 {
 		return
 	}
@@ -121,7 +115,7 @@ func (w *Worker) classify(ctx context.Context, batch []*attempt) {
 	states := make([]rowState, len(rest))
 	err := w.insist(ctx, "classify", func(ctx context.Context) error {
 		clear(states)
-		return pg.Query(ctx, w.pool, w.sql.classify, []any{ids}, func(r pgx.Rows) error {
+		return pg.QueryCached(ctx, w.pool, w.sql.classify, []any{ids}, func(r pgx.Rows) error {
 			var ord, created, leaseMicros, dueMicros int64
 			var s rowState
 			if err := r.Scan(&ord, &s.status, &s.phase, &s.generation, &created, &leaseMicros, &dueMicros); err != nil {
@@ -185,7 +179,7 @@ func (w *Worker) handBackEarly(ctx context.Context, early []*attempt) {
 	}
 	done := make([]bool, len(early))
 	err := w.insist(ctx, "hand back", func(ctx context.Context) error {
-		return pg.Query(ctx, w.pool, w.sql.handBackEarly, []any{ids, generations, created}, func(r pgx.Rows) error {
+		return pg.QueryCached(ctx, w.pool, w.sql.handBackEarly, []any{ids, generations, created}, func(r pgx.Rows) error {
 			var ord int64
 			if err := r.Scan(&ord); err != nil {
 				return fmt.Errorf("scan: %w", err)

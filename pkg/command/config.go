@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/taskrelay/taskrelay/internal/process"
 	"github.com/taskrelay/taskrelay/pkg/outbox"
@@ -20,6 +22,8 @@ type WorkerConfig struct {
 	Schema outbox.Schema
 	// Namespace precedes every stream and subject name; the relay's must be the same. By default none.
 	Namespace string
+	// APIPrefix is the prefix of JetStream's API: $JS.hub.API for domain hub. By default $JS.API.
+	APIPrefix string
 	// Concurrency is how many handlers run at once per type whose command names none. By default 50.
 	Concurrency int
 	// Lease is how long a task stays with a worker that gives no sign of life. A running task's lease is renewed
@@ -35,6 +39,12 @@ type WorkerConfig struct {
 	Version string
 	// Logger by default is silent.
 	Logger zerolog.Logger
+	// MeterProvider counts what the worker does: docs/observability.md lists it. Optional, by default nothing is counted.
+	MeterProvider metric.MeterProvider
+	// TracerProvider makes a span of each attempt, which the handler's context carries. Optional, by default there are none.
+	TracerProvider trace.TracerProvider
+	// ChildSpans makes these spans children of the span that made the task. By default they link to it.
+	ChildSpans bool
 }
 
 func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
@@ -46,7 +56,7 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 	if err := c.Schema.Validate(); err != nil {
 		return c, err
 	}
-	if err := (outbox.Names{Namespace: c.Namespace}).Validate(); err != nil {
+	if err := (outbox.Names{Namespace: c.Namespace, APIPrefix: c.APIPrefix}).Validate(); err != nil {
 		return c, err
 	}
 	if c.Concurrency < 1 || c.Concurrency > maxConcurrency {

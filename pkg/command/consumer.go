@@ -17,7 +17,7 @@ import (
 // a limit that differs from what is written here was changed by an operator.
 const (
 	metadataAckWait       = "taskrelay-ack-wait"
-	metadataMaxAckPending = "taskrelay-max-ack-pending"
+	metadataMaxAckPending = outbox.MetadataMaxAckPending
 )
 
 const minAckPending = 1000
@@ -52,7 +52,7 @@ func (l *lane) ensureConsumer(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Second) // a leader that has just died does not answer
 	defer cancel()
 	stream, err := l.w.findStream(ctx)
 	if err != nil {
@@ -91,8 +91,13 @@ func (l *lane) ensureConsumer(ctx context.Context) error {
 		}
 		mended = c.CachedInfo().Config
 	}
+	l.born.Store(info.Created.UnixNano())
+	l.delivered.Store(0)
 	l.ackWait.Store(int64(mended.AckWait))
 	l.maxAckPending.Store(int64(mended.MaxAckPending))
+	if _, _, exact := l.limits(); exact {
+		l.maxAckPending.Store(0) // a parked message would take the place of a running task: retries wait in the table
+	}
 	return nil
 }
 
@@ -106,11 +111,28 @@ func (l *lane) limits() (ackWait time.Duration, maxAckPending int, exact bool) {
 	return l.w.cfg.Lease, max(minAckPending, 4*l.d.slots), false
 }
 
+// paused reports whether operators have paused the type.
+func (l *lane) paused() bool {
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	return l.d.set.paused
+}
+
 // wanted is the consumer as this worker would make it. No BackOff: with it a nak's delay is not the one asked for.
 // No MaxDeliver: a message that exhausts it stays in the stream for ever; attempts are counted in the row.
 func (l *lane) wanted() jetstream.ConsumerConfig {
-	ackWait, pending, _ := l.limits()
+	ackWait, pending, exact := l.limits()
+	var pausedUntil *time.Time
+	paused := l.paused()
+	if exact {
+		first, none := outbox.FirstShare(pending, l.priority)
+		pending, paused = first, paused || none
+	}
+	if paused {
+		pausedUntil = &outbox.PauseMark
+	}
 	return jetstream.ConsumerConfig{
+		PauseUntil:    pausedUntil,
 		Durable:       l.name(),
 		Description:   "taskrelay workers of " + l.bizType + ", " + l.priority,
 		FilterSubject: l.w.names.Subject(l.bizType, l.priority),
@@ -153,9 +175,19 @@ func (l *lane) mend(have jetstream.ConsumerConfig) (_ jetstream.ConsumerConfig, 
 	case have.MaxAckPending != metaPending:
 		log.Warn().Int("max_ack_pending", have.MaxAckPending).Int("wanted", max(pending, metaPending)).
 			Msg("max ack pending was changed by hand, left as it is")
-	case pending > have.MaxAckPending, exact && pending != have.MaxAckPending:
+	case exact && have.MaxAckPending <= pending: // its share of the limit, by the relay
+	case exact, pending > have.MaxAckPending:
+		if exact {
+			pending, _ = outbox.FirstShare(pending, l.priority)
+		}
 		want.MaxAckPending, want.Metadata[metadataMaxAckPending] = pending, strconv.Itoa(pending)
 		changed = true
+	}
+	switch paused := l.paused(); {
+	case paused && !outbox.PausedByUs(have):
+		want.PauseUntil, changed = &outbox.PauseMark, true
+	case !paused && !exact && outbox.PausedByUs(have):
+		want.PauseUntil, changed = nil, true
 	}
 	if have.MaxDeliver != -1 {
 		log.Warn().Int("max_deliver", have.MaxDeliver).

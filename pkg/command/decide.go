@@ -29,6 +29,7 @@ const (
 	reasonDecode             = "decode"
 	reasonLost               = "lost"
 	reasonCompensationFailed = "compensation_failed"
+	reasonCancelled          = "cancelled" // and compensated, as the operator asked
 )
 
 // ending is how a handler's call ended.
@@ -102,7 +103,7 @@ func decide(a *attempt, b *binding, e ending, lease time.Duration, park func(tim
 	case !final && a.number < a.limit:
 		d := x.delay
 		if !x.delayed {
-			d = policyDelay(b.retry, a.number)
+			d = policyDelay(b.policy(), a.number)
 		}
 		s.again(clampDelay(d), park)
 		return s

@@ -37,6 +37,9 @@ type lane struct {
 	kicks    chan struct{}
 	heard    atomic.Int64 // when the server last said anything
 
+	born      atomic.Int64  // when the consumer was created: what an earlier one delivered is not answered any more
+	delivered atomic.Uint64 // the number of its last delivery to us
+
 	ackWait       atomic.Int64 // of the consumer, as the server has it
 	maxAckPending atomic.Int64
 	parked        parking
@@ -80,7 +83,7 @@ func (l *lane) shouldPull() bool {
 // run keeps the lane supplied until ctx ends. What breaks (consumer or stream deleted, no leader, no connection)
 // is looked up and, where needed, made again, with backoff.
 func (l *lane) run(ctx context.Context) {
-	retry := newBackOff(100*time.Millisecond, 10*time.Second)
+	retry := newBackOff(100*time.Millisecond, 2*time.Second)
 	for ctx.Err() == nil {
 		began := l.w.now()
 		err := l.serve(ctx)
@@ -112,7 +115,7 @@ func (l *lane) serve(ctx context.Context) error {
 	}
 	l.reset()
 	l.w.laneFine(l)
-	next := "$JS.API.CONSUMER.MSG.NEXT." + l.w.names.Stream() + "." + l.name()
+	next := l.w.names.API() + "CONSUMER.MSG.NEXT." + l.w.names.Stream() + "." + l.name()
 	l.kick()
 	for {
 		select {
@@ -128,7 +131,7 @@ func (l *lane) serve(ctx context.Context) error {
 			if n == 0 {
 				break
 			}
-			body := `{"batch":` + strconv.Itoa(n) + `,"expires":` + strconv.FormatInt(int64(pullExpires), 10) +
+			body := `{"batch":` + strconv.Itoa(n) + `,"max_bytes":` + strconv.FormatInt(l.pullBytes(), 10) + `,"expires":` + strconv.FormatInt(int64(pullExpires), 10) +
 				`,"idle_heartbeat":` + strconv.FormatInt(int64(pullHeartbeat), 10) + `}`
 			if err := l.w.nc.PublishRequest(next, inbox+"."+strconv.FormatUint(seq, 10), []byte(body)); err != nil {
 				return fmt.Errorf("pull from %s: %w", l.name(), err)
@@ -188,7 +191,8 @@ func (l *lane) receive(m *nats.Msg) {
 		l.status(m)
 		return
 	}
-	a := &attempt{lane: l, msg: m, arrived: now}
+	l.noteDelivery(m.Reply)
+	a := &attempt{lane: l, msg: m, arrived: now, born: l.born.Load()}
 	a.progress.Store(int64(now))
 	v := a.identify(l.w.installation)
 	if v == ours {
@@ -235,7 +239,7 @@ func (l *lane) status(m *nats.Msg) {
 	seq, _ := strconv.ParseUint(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:], 10, 64)
 	l.d.mu.Lock()
 	known := l.forget(func(p pull) bool { return p.seq == seq })
-	if known && code != "408" && code != "404" && l.problem == nil {
+	if known && code != "408" && code != "404" && !bytesReached(m) && l.problem == nil {
 		l.problem = statusError(code, m.Header.Get("Description"))
 	}
 	l.d.mu.Unlock()

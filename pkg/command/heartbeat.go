@@ -104,7 +104,7 @@ func (w *Worker) beat(ctx context.Context, due []*attempt) {
 	sent := w.now()
 	ctx, cancel := context.WithTimeout(ctx, max(w.cfg.Lease/3, time.Second))
 	defer cancel()
-	err := pg.Query(ctx, w.pool, w.sql.heartbeat, []any{ids, tokens, w.cfg.Lease.Microseconds()}, func(r pgx.Rows) error {
+	err := pg.QueryCached(ctx, w.pool, w.sql.heartbeat, []any{ids, tokens, w.cfg.Lease.Microseconds()}, func(r pgx.Rows) error {
 		var ord int64
 		var renewed, cancel bool
 		if err := r.Scan(&ord, &renewed, &cancel); err != nil {
@@ -126,6 +126,7 @@ func (w *Worker) beat(ctx context.Context, due []*attempt) {
 			a.leaseFrom.Store(int64(sent))
 		}
 		switch running := a.stage.Load() == stageRunning && !a.ended.Load(); {
+		case !s.ours && a.completed.Load(): // final by its own transaction
 		case !s.ours:
 			if a.lost.CompareAndSwap(false, true) && running {
 				w.log.Warn().Int64("task_id", a.id).Str("biz_type", a.lane.bizType).Int("attempt", a.number).

@@ -21,7 +21,7 @@ const (
 // a claim or a settle whose answer nobody reads costs a lease.
 // Postgres being away marks nothing as failed.
 func (w *Worker) insist(ctx context.Context, part string, f func(context.Context) error) error {
-	retry := newBackOff(50*time.Millisecond, 5*time.Second)
+	retry := newBackOff(50*time.Millisecond, 2*time.Second)
 	for failures := 0; ; failures++ {
 		err := w.try(f)
 		if err == nil {
@@ -40,6 +40,9 @@ func (w *Worker) insist(ctx context.Context, part string, f func(context.Context
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if part == partSettle {
+			w.meter.failedTries.Add(1)
 		}
 		w.health.set(part, err, 0)
 		if failures%20 == 0 {

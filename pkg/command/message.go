@@ -78,20 +78,61 @@ var (
 	progressBody = []byte("+WPI")
 )
 
-func (a *attempt) ack()        { _ = a.msg.Respond(ackBody) }
-func (a *attempt) inProgress() { _ = a.msg.Respond(progressBody) }
+func (a *attempt) ack()               { a.respond(ackBody) }
+func (a *attempt) inProgress()        { a.respond(progressBody) }
+func (a *attempt) term(reason string) { a.respond([]byte("+TERM " + reason)) }
 
-func (a *attempt) term(reason string) { _ = a.msg.Respond([]byte("+TERM " + reason)) }
+// respond answers the message, unless its consumer is gone. An answer names a consumer and sequences and nothing else: in
+// a stream and a consumer made anew under the same names, it would remove whatever has that sequence now, while another
+// worker is at it.
+func (a *attempt) respond(body []byte) {
+	if a.born == a.lane.born.Load() {
+		_ = a.msg.Respond(body)
+	}
+}
+
+// deliverySequence reads from the subject that a message is answered on its number among all deliveries of its
+// consumer; 0 when it has none. It is $JS.ACK.<stream>.<consumer>.<delivered>.<stream sequence>.<delivery sequence>.… or
+// the same with domain and account behind ACK.
+func deliverySequence(reply string) (n uint64) {
+	skip := 6
+	if strings.Count(reply, ".") > 8 {
+		skip = 8
+	}
+	for range skip {
+		_, rest, ok := strings.Cut(reply, ".")
+		if !ok {
+			return 0
+		}
+		reply = rest
+	}
+	for i := 0; i < len(reply) && reply[i] != '.'; i++ {
+		if reply[i] < '0' || reply[i] > '9' {
+			return 0
+		}
+		n = n*10 + uint64(reply[i]-'0')
+	}
+	return n
+}
+
+// noteDelivery looks the consumer up again when its deliveries are counted from the start: then it was made anew, and
+// this lane had no pull open that would have been told.
+func (l *lane) noteDelivery(reply string) {
+	n := deliverySequence(reply)
+	if n > 0 && n <= l.delivered.Swap(n) {
+		l.recheck()
+	}
+}
 
 // nak asks for the message to be delivered again after d.
 func (a *attempt) nak(d time.Duration) {
 	if d <= 0 {
-		_ = a.msg.Respond(nakBody)
+		a.respond(nakBody)
 		return
 	}
 	b := make([]byte, 0, 48)
 	b = append(b, `-NAK {"delay": `...)
 	b = strconv.AppendInt(b, int64(d), 10)
 	b = append(b, '}')
-	_ = a.msg.Respond(b)
+	a.respond(b)
 }

@@ -5,8 +5,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/taskrelay/taskrelay/internal/pg"
 	"github.com/taskrelay/taskrelay/internal/process"
 )
@@ -36,13 +34,6 @@ VALUES ($1::text, $2::text, $3::int, $4::text, $5::text[], $6::int)
 ON CONFLICT (name) DO UPDATE
 SET host = excluded.host, pid = excluded.pid, version = excluded.version, biz_types = excluded.biz_types,
   running = excluded.running, seen_at = now()`
-
-const readTypesSQL = `-- taskrelay: read biz types
-SELECT b.biz_type, coalesce(b.max_attempts, 0), coalesce(b.concurrency, 0),
-  (SELECT count(*) FROM {{schema}}.worker AS w
-   WHERE w.seen_at > now() - interval '30 seconds' AND b.biz_type = ANY (w.biz_types))::int
-FROM {{schema}}.biz_type AS b
-WHERE b.biz_type = ANY ($1::text[])`
 
 const sayGoneSQL = `-- taskrelay: worker gone
 DELETE FROM {{schema}}.worker AS w
@@ -75,33 +66,7 @@ func (w *Worker) sayAlive(ctx context.Context) error {
 	if err := pg.Exec(ctx, w.pool, w.sql.sayAlive, w.cfg.Name, process.Host(), os.Getpid(), w.cfg.Version, types, running); err != nil {
 		return err
 	}
-	type typeRow struct{ maxAttempts, concurrency, workers int }
-	found := make(map[string]typeRow, len(types))
-	err := pg.Query(ctx, w.pool, w.sql.readTypes, []any{types}, func(r pgx.Rows) error {
-		var name string
-		var t typeRow
-		if err := r.Scan(&name, &t.maxAttempts, &t.concurrency, &t.workers); err != nil {
-			return err
-		}
-		found[name] = t
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	for _, d := range w.dispatchers {
-		t := found[d.b.bizType]
-		d.mu.Lock()
-		changed := d.typeConcurrency != t.concurrency
-		d.typeMaxAttempts, d.typeConcurrency, d.workers = t.maxAttempts, t.concurrency, t.workers
-		d.mu.Unlock()
-		if changed {
-			for _, l := range d.lanes {
-				l.recheck()
-			}
-		}
-	}
-	return nil
+	return w.readSwitches(ctx, types)
 }
 
 // presenceLoop says every ten seconds that the worker is alive. It is also what tells Ready that Postgres answers.

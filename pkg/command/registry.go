@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/taskrelay/taskrelay/pkg/outbox"
@@ -36,6 +37,7 @@ type binding struct {
 	execute     func(ctx context.Context, a *attempt) (json.RawMessage, error)
 	compensate  func(ctx context.Context, a *attempt, cause error) error // nil: this command has none
 	retry       retry.Policy
+	typePolicy  atomic.Pointer[retry.Policy] // of biz_type; wins
 	maxAttempts int
 	timeout     time.Duration
 	concurrency int // 0: the worker's

@@ -12,6 +12,7 @@ import (
 // report counts and logs one settled attempt. No payloads: they may hold secrets.
 func (w *Worker) report(s *settlement, act string) {
 	a := s.a
+	w.meter.report(s, act)
 	switch s.outcome {
 	case outcomeSucceeded:
 		w.stats.Succeeded.Add(1)
@@ -22,6 +23,9 @@ func (w *Worker) report(s *settlement, act string) {
 	}
 	switch act {
 	case actSucceeded:
+		if a.lane.d.keepNothing.Load() {
+			w.forgets.put(a.id)
+		}
 		w.event(w.log.Info(), s).Msg("task succeeded")
 	case actCancelled:
 		w.event(w.log.Info(), s).Msg("task cancelled")

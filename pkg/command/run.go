@@ -12,12 +12,10 @@ import (
 )
 
 // slot runs attempts one after another while any is ready.
-func (w *Worker) slot(a *attempt) {
-	d := a.lane.d
+func (w *Worker) slot(d *dispatcher) {
 	defer d.restart() // for a goroutine that a handler ended by runtime.Goexit
-	for a != nil {
+	for a := d.next(true); a != nil; a = d.next(false) {
 		w.run(a)
-		a = d.next()
 	}
 }
 
@@ -38,6 +36,7 @@ func (w *Worker) run(a *attempt) {
 	ctx, cancel := context.WithCancelCause(w.handlers)
 	ctx, stop := context.WithTimeoutCause(ctx, d.b.timeout, errTimeout)
 	a.started, a.deadline, a.cancel = now, now+d.b.timeout, cancel
+	ctx = w.tracer.begin(ctx, a)
 	a.stage.Store(stageRunning)
 	if a.lost.Load() {
 		cancel(ErrLeaseLost)
@@ -99,6 +98,7 @@ func (w *Worker) finish(a *attempt, end ending) {
 	}
 	s := decide(a, d.b, end, w.cfg.Lease, a.lane.park)
 	s.elapsed = took
+	a.endSpan(s)
 	a.stage.Store(stageSettling)
 	w.settles.put(s)
 	d.returned(a, took)

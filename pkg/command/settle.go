@@ -11,6 +11,31 @@ import (
 	"github.com/taskrelay/taskrelay/internal/pg"
 )
 
+// settleSucceededSQL is settleSQL for what most batches are made of: first phase, succeeded. It changes each row once
+// (see claimSQL), computes nothing, and expects that no attempt of its token is logged, which the row's being under
+// that token implies. What it does not return is left to settleSQL. [13.7 µs of Postgres a task against 21 to 26.]
+const settleSucceededSQL = `-- taskrelay: settle succeeded
+WITH settled AS (
+  UPDATE {{schema}}.task AS t
+  SET status = 'succeeded', lease_owner = NULL, lease_token = NULL, lease_until = NULL, next_attempt_at = NULL,
+    republish_at = NULL, last_error = NULL, error_class = NULL, result = m.result::json, finished_at = now(),
+    dead_lettered_at = NULL, dead_reason = NULL
+  FROM unnest($1::bigint[], $2::bigint[], $3::text[]) WITH ORDINALITY AS m(id, token, result, ord)
+  CROSS JOIN LATERAL (SELECT i.ctid FROM {{schema}}.task AS i WHERE i.id = m.id OFFSET 0) AS p
+  WHERE t.ctid = p.ctid
+    AND t.lease_token = m.token
+    AND t.status = 'running'
+    AND t.phase = 'execute'
+  RETURNING m.ord, m.token, t.id, t.biz_type, t.biz_id, t.generation, t.attempt, t.started_at
+), written AS (
+  INSERT INTO {{schema}}.task_attempt (task_id, lease_token, biz_type, biz_id, generation, phase, attempt, worker,
+    outcome, started_at, finished_at)
+  SELECT s.id, s.token, s.biz_type, s.biz_id, s.generation, 'execute', s.attempt, $4::text, 'succeeded',
+    coalesce(s.started_at, now()), now()
+  FROM settled AS s
+)
+SELECT s.ord FROM settled AS s`
+
 // settleSQL writes back a batch of outcomes and logs the attempts, where the row still runs under the attempt's
 // token. What it does not return was locked, has moved on, or was settled already.
 //
@@ -20,6 +45,7 @@ const settleSQL = `-- taskrelay: settle
 WITH picked AS (
   SELECT m.*, t.*,
     CASE
+      WHEN t.undo AND m.action IN ('nak', 'handback', 'cancelled') THEN 'compensate'
       WHEN t.cancel AND m.action IN ('nak', 'handback') THEN 'cancelled'
       WHEN m.action <> 'fail' THEN m.action
       -- This worker has no Compensate, but another one may: a rolling deploy.
@@ -32,8 +58,11 @@ WITH picked AS (
     WITH ORDINALITY AS m(id, token, action, outcome, delay_us, class, error, stack, result, reason, logged, counted, ord)
   CROSS JOIN LATERAL (
     SELECT t.ctid AS tid, t.biz_type, t.biz_id, t.phase, t.cancel_requested_at IS NOT NULL AS cancel,
+      t.cancel_requested_at IS NOT NULL AND t.cancel_compensates IS TRUE AND t.phase = 'execute' AS undo,
       t.generation AS was_generation, t.attempt AS was_attempt, t.lease_owner AS owner, t.started_at AS began,
-      now() + m.delay_us * interval '1 microsecond' AS due
+      -- What is to be undone need not wait for the retry it does not get, but for a handler that may still be at it.
+      least(now() + m.delay_us * interval '1 microsecond', CASE WHEN t.cancel_requested_at IS NOT NULL AND t.cancel_compensates IS TRUE
+        AND t.phase = 'execute' AND m.action IN ('nak', 'handback') THEN greatest(t.lease_until, now()) END) AS due
     FROM {{schema}}.task AS t
     WHERE t.id = m.id
       AND t.lease_token = m.token
@@ -67,7 +96,7 @@ WITH picked AS (
     dead_at = CASE WHEN p.act = 'dead' THEN now() END,
     dead_lettered_at = CASE WHEN p.act IN ('succeeded', 'dead', 'cancelled') THEN NULL ELSE t.dead_lettered_at END,
     dead_reason = CASE
-      WHEN p.act = 'compensate' THEN p.reason
+      WHEN p.act = 'compensate' THEN coalesce(p.reason, 'cancelled')
       WHEN p.act = 'dead' AND p.outcome = 'succeeded' THEN t.dead_reason
       WHEN p.act = 'dead' THEN p.reason
       WHEN p.act = 'succeeded' THEN NULL
@@ -113,7 +142,8 @@ VALUES ($1::bigint, $2::bigint, $3::text, nullif($4::text, ''), $5::int, $6::tex
 ON CONFLICT (task_id, lease_token) DO UPDATE
 SET outcome = 'stale', error_class = excluded.error_class, error = excluded.error, stack = excluded.stack,
   finished_at = excluded.finished_at
-WHERE a.outcome = 'lost'`
+WHERE a.outcome = 'lost'
+RETURNING a.xmax = 0`
 
 // settleLoop settles batches until ctx ends.
 func (w *Worker) settleLoop(ctx context.Context) {
@@ -147,7 +177,7 @@ func (w *Worker) lockedLoop(ctx context.Context) {
 			w.lookUp(ctx, batch)
 		case refused(err):
 			w.mendRefused(s, err)
-		case pg.Code(err) == "55P03": // lock not available
+		case pg.Locked(err):
 			w.locked.put(s)
 		default:
 			w.complain("locked settle", func() { w.log.Warn().Err(err).Int64("task_id", s.a.id).Msg("settle failed, trying again") })
@@ -165,9 +195,69 @@ func (w *Worker) settle(ctx context.Context, batch []*settlement) {
 		w.settle(ctx, batch[len(batch)/2:])
 		return
 	}
+	w.settleAny(ctx, w.settleSucceeded(ctx, batch))
+}
+
+// settleSucceeded settles what it can by the short statement, and returns the rest.
+func (w *Worker) settleSucceeded(ctx context.Context, batch []*settlement) (rest []*settlement) {
+	plain := make([]*settlement, 0, len(batch))
+	for _, s := range batch {
+		if s.action == actSucceeded && s.a.phase == PhaseExecute && s.logged && s.counted {
+			plain = append(plain, s)
+		} else {
+			rest = append(rest, s)
+		}
+	}
+	if len(plain) == 0 {
+		return rest
+	}
+	n := len(plain)
+	ids, tokens, results := make([]int64, n), make([]int64, n), make([]*string, n)
+	for i, s := range plain {
+		ids[i], tokens[i], results[i] = s.a.id, s.a.token, s.resultText()
+	}
+	done := make([]bool, n)
+	err := w.insist(ctx, partSettle, func(ctx context.Context) error {
+		err := pg.QueryBrief(ctx, w.pool, w.sql.settleSucceeded, []any{ids, tokens, results, w.cfg.Name}, func(r pgx.Rows) error {
+			var ord int64
+			if err := r.Scan(&ord); err != nil {
+				return err
+			}
+			done[ord-1] = true
+			return nil
+		})
+		if err != nil {
+			clear(done)
+		}
+		if pg.Locked(err) {
+			return nil
+		}
+		return err
+	})
+	if err != nil && !refused(err) {
+		return nil // the worker is stopping and Postgres is away: the leases end, the attempts count as lost
+	}
+	var settled counts
+	for i, s := range plain {
+		if !done[i] {
+			rest = append(rest, s)
+			continue
+		}
+		w.answer(s, actSucceeded)
+		settled.add(s)
+	}
+	settled.report()
+	return rest
+}
+
+// settleAny settles outcomes of any kind.
+func (w *Worker) settleAny(ctx context.Context, batch []*settlement) {
+	if len(batch) == 0 {
+		return
+	}
 	var acts []string
 	err := w.insist(ctx, partSettle, func(context.Context) (err error) {
-		acts, err = w.settleRows(batch, w.sql.settle, pg.Query)
+		acts, err = w.settleRows(batch, w.sql.settle, pg.QueryCached)
 		return err
 	})
 	if err != nil && refused(err) {
@@ -177,12 +267,12 @@ func (w *Worker) settle(ctx context.Context, batch []*settlement) {
 			w.mendRefused(batch[0], err)
 			return
 		}
-		w.settle(ctx, batch[:len(batch)/2])
-		w.settle(ctx, batch[len(batch)/2:])
+		w.settleAny(ctx, batch[:len(batch)/2])
+		w.settleAny(ctx, batch[len(batch)/2:])
 		return
 	}
 	if err != nil {
-		return // the worker is stopping and Postgres is away: the leases end, the attempts count as lost
+		return // as above
 	}
 	var open []*settlement
 	var settled counts
@@ -224,10 +314,7 @@ func (w *Worker) settleRows(batch []*settlement, sql string, query queryFunc) ([
 		ids[i], tokens[i], delays[i] = s.a.id, s.a.token, s.delay.Microseconds()
 		actions[i], outcomes[i] = s.action, s.outcome
 		classes[i], texts[i], stacks[i] = orNull(s.class), orNull(s.text), orNull(s.stack)
-		if s.result != nil {
-			r := string(s.result)
-			results[i] = &r
-		}
+		results[i] = s.resultText()
 		reasons[i], logged[i], counted[i] = orNull(s.reason), s.logged, s.counted
 	}
 	args := []any{ids, tokens, actions, outcomes, delays, classes, texts, stacks, results, reasons, logged, counted}
@@ -244,6 +331,14 @@ func (w *Worker) settleRows(batch []*settlement, sql string, query queryFunc) ([
 		})
 	})
 	return acts, err
+}
+
+func (s *settlement) resultText() *string {
+	if s.result == nil {
+		return nil
+	}
+	r := string(s.result)
+	return &r
 }
 
 func orNull(s string) *string {
@@ -283,7 +378,7 @@ func (w *Worker) lookUp(ctx context.Context, open []*settlement) {
 	}
 	waiting, outcomes := make([]bool, len(open)), make([]string, len(open))
 	err := w.insist(ctx, "look up", func(ctx context.Context) error {
-		return pg.Query(ctx, w.pool, w.sql.lookUp, []any{ids, tokens}, func(r pgx.Rows) error {
+		return pg.QueryCached(ctx, w.pool, w.sql.lookUp, []any{ids, tokens}, func(r pgx.Rows) error {
 			var ord int64
 			var held bool
 			var outcome string
@@ -320,12 +415,17 @@ func (w *Worker) stale(ctx context.Context, s *settlement) {
 		w.stats.Stale.Add(1)
 		w.log.Warn().Int64("task_id", a.id).Str("biz_type", a.lane.bizType).Int("attempt", a.number).
 			Str("outcome", s.outcome).Msg("result came after its lease was lost, logged as stale")
+		var added bool // a row of its own; else it took the place of a lost one, which is counted
 		err := w.insist(ctx, partStale, func(ctx context.Context) error {
-			return pg.Exec(ctx, w.pool, w.sql.stale, a.id, a.token, a.lane.bizType, a.bizID, a.generation, a.phase,
-				a.number, w.cfg.Name, orNull(s.class), orNull(s.text), orNull(s.stack), s.elapsed.Microseconds())
+			args := []any{a.id, a.token, a.lane.bizType, a.bizID, a.generation, a.phase, a.number, w.cfg.Name,
+				orNull(s.class), orNull(s.text), orNull(s.stack), s.elapsed.Microseconds()}
+			return pg.Query(ctx, w.pool, w.sql.stale, args, func(r pgx.Rows) error { return r.Scan(&added) })
 		})
 		if err != nil {
 			w.log.Warn().Err(err).Int64("task_id", a.id).Msg("stale attempt not logged")
+		}
+		if added {
+			a.lane.d.tally.attempt(a.phase, outcomeStale)
 		}
 	}
 	w.forget(s)

@@ -46,6 +46,7 @@ type Worker struct {
 	claims       *batcher[*attempt]
 	settles      *batcher[*settlement]
 	locked       *batcher[*settlement]
+	forgets      *batcher[int64]
 	apiCalls     chan struct{}
 	fatal        chan error
 
@@ -54,6 +55,8 @@ type Worker struct {
 	cancelHandlers context.CancelCauseFunc
 
 	stats      Stats
+	meter      *meter
+	tracer     *tracer
 	health     health
 	complaints complaints
 	started    atomic.Bool
@@ -65,20 +68,21 @@ type Worker struct {
 
 // statements are the worker's, rendered for its schema.
 type statements struct {
-	claim, classify, handBackEarly, heartbeat     string
-	settle, settleLocked, lookUp, stale, complete string
-	register, sayAlive, readTypes, sayGone        string
+	claim, takeOver, classify, handBackEarly, heartbeat            string
+	settleSucceeded, settle, settleLocked, lookUp, stale, complete string
+	register, sayAlive, readTypes, sayGone, forget                 string
 }
 
 func renderStatements(s outbox.Schema) statements {
 	return statements{
-		claim: s.Render(claimSQL), classify: s.Render(classifySQL), handBackEarly: s.Render(handBackEarlySQL),
-		heartbeat:    s.Render(heartbeatSQL),
-		settle:       s.Render(strings.Replace(settleSQL, "{{skip}}", "SKIP LOCKED", 1)),
-		settleLocked: s.Render(strings.Replace(settleSQL, "{{skip}}", "", 1)),
-		lookUp:       s.Render(lookUpSQL), stale: s.Render(staleSQL), complete: s.Render(completeSQL),
+		claim: s.Render(claimSQL), takeOver: s.Render(takeOverSQL), classify: s.Render(classifySQL), handBackEarly: s.Render(handBackEarlySQL),
+		heartbeat:       s.Render(heartbeatSQL),
+		settleSucceeded: s.Render(settleSucceededSQL),
+		settle:          s.Render(strings.Replace(settleSQL, "{{skip}}", "SKIP LOCKED", 1)),
+		settleLocked:    s.Render(strings.Replace(settleSQL, "{{skip}}", "", 1)),
+		lookUp:          s.Render(lookUpSQL), stale: s.Render(staleSQL), complete: s.Render(completeSQL),
 		register: s.Render(registerSQL), sayAlive: s.Render(sayAliveSQL), readTypes: s.Render(readTypesSQL),
-		sayGone: s.Render(sayGoneSQL),
+		sayGone: s.Render(sayGoneSQL), forget: s.Render(forgetSQL),
 	}
 }
 
@@ -95,13 +99,14 @@ func NewWorker(pool *pgxpool.Pool, nc *nats.Conn, reg *Registry, cfg WorkerConfi
 	if reg == nil || len(reg.bindings) == 0 {
 		return nil, errors.New("new worker: no command is registered: call command.Register, or set TASKRELAY_BIZ_TYPES for the stock worker")
 	}
-	js, err := jetstream.New(nc)
+	names := outbox.Names{Namespace: cfg.Namespace, APIPrefix: cfg.APIPrefix}
+	js, err := names.JetStream(nc)
 	if err != nil {
 		return nil, fmt.Errorf("new worker: %w", err)
 	}
 	w := &Worker{
 		cfg: cfg, user: pool, nc: nc, js: js,
-		names:    outbox.Names{Namespace: cfg.Namespace},
+		names:    names,
 		log:      cfg.Logger.With().Str("component", "worker").Str("worker", cfg.Name).Logger(),
 		epoch:    time.Now(),
 		sql:      renderStatements(cfg.Schema),
@@ -109,8 +114,13 @@ func NewWorker(pool *pgxpool.Pool, nc *nats.Conn, reg *Registry, cfg WorkerConfi
 		claims:   newBatcher[*attempt](),
 		settles:  newBatcher[*settlement](),
 		locked:   newBatcher[*settlement](),
+		forgets:  newBatcher[int64](),
 		apiCalls: make(chan struct{}, 16),
 		fatal:    make(chan error, 1),
+	}
+	w.tracer = newTracer(cfg)
+	if w.meter, err = newMeter(w); err != nil {
+		return nil, fmt.Errorf("new worker: %w", err)
 	}
 	for _, t := range reg.BizTypes() {
 		w.dispatchers = append(w.dispatchers, newDispatcher(w, reg.bindings[t]))
@@ -228,6 +238,7 @@ func (w *Worker) work(ctx context.Context, endStatements context.CancelFunc) err
 	loops.Go(func() { w.heartbeatLoop(settling) })
 	loops.Go(func() { w.sweepLoop(settling) })
 	loops.Go(func() { w.presenceLoop(settling) })
+	loops.Go(func() { w.forgetLoop(settling) })
 	for range claimers {
 		claims.Go(func() { w.claimLoop(claiming) })
 	}
@@ -236,6 +247,11 @@ func (w *Worker) work(ctx context.Context, endStatements context.CancelFunc) err
 			lanes.Go(func() { l.run(fetching) })
 		}
 	}
+	unobserve, err := w.meter.observe()
+	if err != nil {
+		return fmt.Errorf("worker metrics: %w", err)
+	}
+	defer unobserve()
 	w.running.Store(true)
 	w.log.Info().Int("biz_types", len(w.dispatchers)).Dur("lease", w.cfg.Lease).Msg("worker started")
 
@@ -247,6 +263,7 @@ func (w *Worker) work(ctx context.Context, endStatements context.CancelFunc) err
 	}
 	w.log.Info().Dur("grace", w.cfg.Grace).Msg("worker stopping")
 	w.stop(stopper{endFetching: endFetching, endClaiming: endClaiming, lanes: &lanes, claims: &claims})
+	w.forgetRows(w.forgets.drain())
 	endSettling()
 	endStatements() // what is still in flight now hangs
 	loops.Wait()

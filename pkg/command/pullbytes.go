@@ -1,0 +1,31 @@
+package command
+
+import (
+	"strings"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Payloads may be 512 KiB, and what is fetched ahead is counted in tasks: bytes have limits of their own, so that a type
+// with large payloads does not fill the memory of its worker.
+const (
+	// pullBytes: what one pull brings. The server ends a pull whose next message does not fit, so it must be more than
+	// the largest message.
+	leastPullBytes = 8 << 20
+	// prefetchBytes: what is fetched beyond the slots of a type.
+	prefetchBytes = 32 << 20
+)
+
+func (l *lane) pullBytes() int64 { return max(leastPullBytes, 2*l.w.nc.MaxPayload()) }
+
+// bytesReached reports whether a pull has ended because of its bytes. It is over in the ordinary way: the next one goes
+// on.
+func bytesReached(m *nats.Msg) bool {
+	return m.Header.Get("Status") == "409" && strings.EqualFold(m.Header.Get("Description"), "Message Size Exceeds MaxBytes")
+}
+
+// noteSize keeps the average size of a message. d.mu is held.
+func (d *dispatcher) noteSize(m *nats.Msg) { d.size += (len(m.Data) - d.size) / 8 }
+
+// prefetchLimit is how many messages may be fetched beyond the slots. d.mu is held.
+func (d *dispatcher) prefetchLimit() int { return min(maxPrefetch, prefetchBytes/max(d.size, 1)) }
