@@ -7,6 +7,9 @@ import (
 	"os"
 
 	"github.com/taskrelay/taskrelay/internal/config"
+	"github.com/taskrelay/taskrelay/internal/connect"
+	"github.com/taskrelay/taskrelay/internal/notify"
+	"github.com/taskrelay/taskrelay/internal/ops"
 	"github.com/taskrelay/taskrelay/internal/proc"
 	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
@@ -26,7 +29,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	svc, err := proc.Open(ctx, "relay", cfg.Servers, cfg.Common, cfg.Process, stderr)
+	logger, err := connect.Logger(stderr, cfg.LogLevel, cfg.LogFormat)
+	if err != nil {
+		return err
+	}
+	notifiers, err := notify.New(cfg.Notify, logger) // before the servers are waited for: it finds mistakes
+	if err != nil {
+		return err
+	}
+	svc, err := proc.Open(ctx, "relay", version, cfg.Servers, cfg.Common, cfg.Process, stderr)
 	if err != nil {
 		return err
 	}
@@ -34,6 +45,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	relay, err := outbox.NewRelay(svc.Pool, svc.NATS, outbox.RelayConfig{
 		Schema:        outbox.Schema(cfg.Schema),
 		Namespace:     cfg.Namespace,
+		APIPrefix:     cfg.NatsAPIPrefix,
 		Replicas:      cfg.StreamReplicas,
 		MaxPerSubject: cfg.StreamMaxPerSubject,
 		BizTypes:      cfg.RelayBizTypes,
@@ -42,11 +54,20 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		PollMin:       cfg.RelayPollMin,
 		PollMax:       cfg.RelayPollMax,
 		Reconcile:     cfg.RelayReconcile,
+		Retain:        cfg.Ages(),
 		Version:       proc.Version(version),
-		Logger:        svc.Logger,
+		MeterProvider: svc.Telemetry.Meters, TracerProvider: svc.Telemetry.Tracers,
+		Notifiers: notifiers, DefaultNotifier: cfg.NotifyDefault,
+		Logger: svc.Logger,
 	})
 	if err != nil {
 		return err
 	}
-	return svc.Run(ctx, proc.Runner{Name: "relay", Run: relay.Run, Live: relay.Live, Ready: relay.Ready})
+	run := relay.Run
+	if cfg.RelayOps {
+		run = ops.New(svc.Pool, svc.NATS, ops.Config{
+			Schema: outbox.Schema(cfg.Schema), Namespace: cfg.Namespace, Version: proc.Version(version), Wake: relay.Wake, Logger: svc.Logger,
+		}).Beside(run)
+	}
+	return svc.Run(ctx, proc.Runner{Name: "relay", Run: run, Live: relay.Live, Ready: relay.Ready})
 }

@@ -31,7 +31,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	svc, err := proc.Open(ctx, "worker", cfg.Servers, cfg.Common, cfg.Process, stderr)
+	svc, err := proc.Open(ctx, "worker", version, cfg.Servers, cfg.Common, cfg.Process, stderr)
 	if err != nil {
 		return err
 	}
@@ -42,6 +42,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		concurrency += cmp.Or(t.Concurrency, cfg.WorkerConcurrency)
 	}
 	maker := target.NewMaker(svc.NATS, concurrency, svc.Logger)
+	if err := maker.Count(svc.Telemetry.Meters); err != nil {
+		return err
+	}
 	var reg command.Registry
 	for _, t := range cfg.Types {
 		c, err := maker.Command(t)
@@ -53,14 +56,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 	}
 	worker, err := command.NewWorker(svc.Pool, svc.NATS, &reg, command.WorkerConfig{
-		Schema:      outbox.Schema(cfg.Schema),
-		Namespace:   cfg.Namespace,
-		Concurrency: cfg.WorkerConcurrency,
-		Lease:       cfg.WorkerLease,
-		Grace:       cfg.WorkerGrace,
-		NakMax:      cfg.WorkerNakMax,
-		Version:     proc.Version(version),
-		Logger:      svc.Logger,
+		Schema:        outbox.Schema(cfg.Schema),
+		Namespace:     cfg.Namespace,
+		APIPrefix:     cfg.NatsAPIPrefix,
+		Concurrency:   cfg.WorkerConcurrency,
+		Lease:         cfg.WorkerLease,
+		Grace:         cfg.WorkerGrace,
+		NakMax:        cfg.WorkerNakMax,
+		Version:       proc.Version(version),
+		MeterProvider: svc.Telemetry.Meters, TracerProvider: svc.Telemetry.Tracers, ChildSpans: cfg.WorkerChildSpans,
+		Logger: svc.Logger,
 	})
 	if err != nil {
 		return err

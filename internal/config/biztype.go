@@ -30,7 +30,7 @@ type BizType struct {
 	Concurrency int           `split_words:"true" shown:"TASKRELAY_WORKER_CONCURRENCY" desc:"attempts of this type that run at once in this process, 1 to 10000"`
 	Rate        float64       `split_words:"true" desc:"starts per second in this process; by default no limit"`
 	Priority    string        `split_words:"true" default:"low" desc:"priority of tasks enqueued without one, high or low; written to table biz_type where it has none"`
-	Notifier    string        `split_words:"true" default:"log" desc:"who is told of dead tasks: log, webhook, email or dingtalk; written to table biz_type where it has none"`
+	Notifier    string        `split_words:"true" shown:"TASKRELAY_NOTIFY_DEFAULT" desc:"who is told of dead tasks: log, webhook, email, dingtalk or chat; written to table biz_type where it has none"`
 	Secret      Secret        `split_words:"true" desc:"signs requests to TARGET and COMPENSATE (Standard Webhooks; whsec_<base64> or plain text)"`
 
 	Retry retry.Policy `ignored:"true"` // from Strategy, BaseDelay, MaxDelay and Jitter
@@ -91,7 +91,9 @@ func loadBizType(name, prefix string) (BizType, error) {
 		c.add(Invalid(key("RATE"), "%v: expected starts per second, more than 0 and up to 1000000", t.Rate))
 	}
 	c.oneOf(key("PRIORITY"), t.Priority, "high", "low")
-	c.oneOf(key("NOTIFIER"), t.Notifier, "log", "webhook", "email", "dingtalk")
+	if t.Notifier != "" {
+		c.oneOf(key("NOTIFIER"), t.Notifier, notifiers...)
+	}
 	c.secret(key("SECRET"), t.Secret)
 	if len(c) > 0 {
 		return t, joined(c)

@@ -4,7 +4,6 @@ import (
 	"net"
 	"net/mail"
 	"net/url"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -112,17 +111,14 @@ func (s *Common) check(c *checks) {
 	if (outbox.Names{Namespace: s.Namespace}).Validate() != nil {
 		c.add(Invalid("NAMESPACE", "%q: expected lower-case letters, digits and -, at most 32, beginning with a letter; not %s", s.Namespace, strings.Join(reserved, ", ")))
 	}
+	if (outbox.Names{APIPrefix: s.NatsAPIPrefix}).Validate() != nil {
+		c.add(Invalid("NATS_API_PREFIX", "%q: expected a subject without wildcards, such as $JS.hub.API for domain hub", s.NatsAPIPrefix))
+	}
 	c.oneOf("LOG_LEVEL", s.LogLevel, "trace", "debug", "info", "warn", "error", zerolog.Disabled.String())
 	if s.LogFormat != "" {
 		c.oneOf("LOG_FORMAT", s.LogFormat, "console", "json")
 	}
-	if s.NatsCreds != "" {
-		if f, err := os.Open(s.NatsCreds); err != nil {
-			c.add(Invalid("NATS_CREDS", "%w", err))
-		} else {
-			_ = f.Close()
-		}
-	}
+	s.checkNats(c)
 	c.database("MIGRATE_DATABASE_URL", s.MigrateDatabaseURL)
 }
 
@@ -135,6 +131,12 @@ func (s *Process) check(c *checks) {
 	_, port, err := net.SplitHostPort(s.AdminAddr)
 	if n, perr := strconv.Atoi(port); err != nil || perr != nil || n < 0 || n > 65535 {
 		c.add(Invalid("ADMIN_ADDR", "%q: expected host:port, such as 127.0.0.1:9090 or :9090", s.AdminAddr))
+	}
+	if s.PprofAddr != "" {
+		_, port, err := net.SplitHostPort(s.PprofAddr)
+		if n, perr := strconv.Atoi(port); err != nil || perr != nil || n < 0 || n > 65535 {
+			c.add(Invalid("PPROF_ADDR", "%q: expected host:port, such as 127.0.0.1:6060", s.PprofAddr))
+		}
 	}
 	c.oneOf("MIGRATE", s.Migrate, "check", "auto")
 }
@@ -157,6 +159,9 @@ func (s *RelayOptions) check(c *checks) {
 	}
 }
 
+// notifiers are those of the stock relay.
+var notifiers = []string{"log", "webhook", "email", "dingtalk", "chat"}
+
 func (s *Notify) check(c *checks) {
 	c.web("NOTIFY_WEBHOOK_URL", s.NotifyWebhookURL, "http", "https")
 	c.secret("NOTIFY_WEBHOOK_SECRET", s.NotifyWebhookSecret)
@@ -168,6 +173,22 @@ func (s *Notify) check(c *checks) {
 		c.email("NOTIFY_EMAIL_TO", to)
 	}
 	c.web("NOTIFY_DINGTALK_URL", s.NotifyDingtalkURL, "http", "https")
+	c.web("NOTIFY_CHAT_URL", URL(s.NotifyChatURL), "http", "https")
+	if s.NotifySmtpURL != "" && (s.NotifyEmailFrom == "" || len(s.NotifyEmailTo) == 0) {
+		c.add(Invalid("NOTIFY_SMTP_URL", "set without TASKRELAY_NOTIFY_EMAIL_FROM and TASKRELAY_NOTIFY_EMAIL_TO"))
+	}
+	c.oneOf("NOTIFY_DEFAULT", s.NotifyDefault, notifiers...)
+	for _, n := range []struct {
+		name, needs string
+		url         URL
+	}{
+		{"webhook", "NOTIFY_WEBHOOK_URL", s.NotifyWebhookURL}, {"email", "NOTIFY_SMTP_URL", s.NotifySmtpURL},
+		{"dingtalk", "NOTIFY_DINGTALK_URL", s.NotifyDingtalkURL}, {"chat", "NOTIFY_CHAT_URL", URL(s.NotifyChatURL)},
+	} {
+		if s.NotifyDefault == n.name && n.url == "" {
+			c.add(Invalid("NOTIFY_DEFAULT", "%q needs %s%s", n.name, Prefix, n.needs))
+		}
+	}
 }
 
 func (s *WorkerOptions) check(c *checks) {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
 
 // List is a comma separated list. Blanks around an item are dropped; an empty item or one given twice is refused.
@@ -58,6 +60,17 @@ func (r *Retention) Set(s string) error {
 	}
 	*r = Retention{Limited: true, After: d}
 	return nil
+}
+
+// age is the same for a relay.
+func (r Retention) age() time.Duration {
+	switch {
+	case !r.Limited:
+		return outbox.Forever
+	case r.After == 0:
+		return outbox.AtOnce
+	}
+	return r.After
 }
 
 func (r Retention) String() string {
@@ -134,6 +147,9 @@ type Error struct{ err error }
 
 func (e *Error) Error() string { return e.err.Error() }
 func (e *Error) Unwrap() error { return e.err }
+
+// Wrong makes an [Error] of what another package says of the environment.
+func Wrong(err error) error { return &Error{err} }
 
 // Invalid returns an [Error] about one variable; name has no prefix.
 func Invalid(name, format string, args ...any) error {

@@ -13,7 +13,7 @@ import (
 // NATS returns a connection that connects, and connects again, for as long as it takes; the server need not be there
 // yet. role is relay, worker or taskrelay: it names the connection and its private inbox, so that permissions can
 // keep one role from reading another's answers.
-func NATS(url, creds, role string, logger zerolog.Logger) (*nats.Conn, error) {
+func NATS(url string, id Identity, role string, logger zerolog.Logger) (*nats.Conn, error) {
 	log := logger.With().Str("component", "nats").Logger()
 	notice := every{interval: logEvery}
 	failed := func(nc *nats.Conn, err error) {
@@ -57,10 +57,11 @@ func NATS(url, creds, role string, logger zerolog.Logger) (*nats.Conn, error) {
 			e.Msg("NATS reported an error")
 		}),
 	}
-	if creds != "" {
-		opts = append(opts, nats.UserCredentials(creds)) // read again at each reconnect
+	own, err := id.Options()
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
 	}
-	nc, err := nats.Connect(url, opts...)
+	nc, err := nats.Connect(url, append(opts, own...)...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)
 	}

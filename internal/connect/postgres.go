@@ -33,6 +33,10 @@ const (
 	// a burst made it open. pgx keeps them half an hour by default.
 	idleTime = 5 * time.Second
 
+	// deafTimeout: a connection that was idle is asked for a sign of life before it is used. On a link that brings no
+	// answers each idle one would else take the whole time of the statement that gets it.
+	deafTimeout = 2 * time.Second
+
 	pingTimeout = 5 * time.Second
 	logEvery    = 5 * time.Second
 )
@@ -55,6 +59,9 @@ func Postgres(ctx context.Context, url, name string, logger zerolog.Logger) (*pg
 	}
 	if !strings.Contains(url, "pool_health_check_period") {
 		cfg.HealthCheckPeriod = idleTime
+	}
+	if cfg.PingTimeout == 0 {
+		cfg.PingTimeout = deafTimeout
 	}
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = 10 * time.Second

@@ -37,6 +37,8 @@ type Options struct {
 	Port int
 	// Optional: settings as in postgresql.conf, such as "max_connections": "300". They win over the defaults here.
 	Settings map[string]string
+	// Optional: further variables of the server's environment, such as "LD_PRELOAD=…". By default none.
+	Env []string
 }
 
 // Server is a running throw-away cluster.
@@ -52,6 +54,7 @@ type Server struct {
 
 	bin      string
 	args     []string
+	env      []string
 	cred     *syscall.Credential
 	ownsDir  bool
 	password string
@@ -72,7 +75,7 @@ type process struct {
 // A dir that is given is kept; when the caller is root, user postgres must be able to reach it.
 // If dir already holds a cluster made by Start, that one is started again.
 func Start(ctx context.Context, dir string, opts Options) (*Server, error) {
-	s := &Server{Dir: dir, bin: opts.Bin, Port: opts.Port}
+	s := &Server{Dir: dir, bin: opts.Bin, Port: opts.Port, env: opts.Env}
 	var err error
 	if s.bin == "" {
 		if s.bin, err = Find(); err != nil {
@@ -273,7 +276,7 @@ func (s *Server) try(ctx context.Context) error {
 	args := append([]string{"-D", s.data(), "-p", strconv.Itoa(s.Port), "-k", s.SocketDir}, s.args...)
 	cmd := exec.Command(filepath.Join(s.bin, "postgres"), args...)
 	cmd.Dir = s.Dir
-	cmd.Env = environment()
+	cmd.Env = append(environment(), s.env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = sysProcAttr(s.cred)
 	p := &process{done: make(chan struct{})}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -14,6 +15,7 @@ import (
 	"github.com/taskrelay/taskrelay/internal/admin"
 	"github.com/taskrelay/taskrelay/internal/config"
 	"github.com/taskrelay/taskrelay/internal/connect"
+	"github.com/taskrelay/taskrelay/internal/observe"
 	"github.com/taskrelay/taskrelay/schema"
 )
 
@@ -23,15 +25,18 @@ type Service struct {
 	Pool   *pgxpool.Pool
 	NATS   *nats.Conn
 	Logger zerolog.Logger
+	// Telemetry is where relay and worker count and trace.
+	Telemetry *observe.Telemetry
 
-	admin   *admin.Server
-	stopped context.CancelFunc // ends the admin server
-	served  chan error
+	admin    *admin.Server
+	stopped  context.CancelFunc // ends the admin server
+	served   chan error
+	profiles sync.WaitGroup
 }
 
 // Open makes a Service for role, relay or worker. The admin server answers first, so that a process that waits for
 // Postgres is seen to be alive. Close it.
-func Open(ctx context.Context, role string, servers config.Servers, common config.Common, process config.Process, stderr io.Writer) (*Service, error) {
+func Open(ctx context.Context, role, version string, servers config.Servers, common config.Common, process config.Process, stderr io.Writer) (*Service, error) {
 	logger, err := connect.Logger(stderr, common.LogLevel, common.LogFormat)
 	if err != nil {
 		return nil, config.Invalid("LOG_LEVEL", "%w", err)
@@ -44,6 +49,15 @@ func Open(ctx context.Context, role string, servers config.Servers, common confi
 	actx, stopped := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Service{Logger: logger, admin: server, stopped: stopped, served: make(chan error, 1)}
 	go func() { s.served <- server.Run(actx) }()
+	if s.Telemetry, err = observe.New(ctx, role, Version(version), logger); err != nil {
+		s.Close()
+		return nil, config.Wrong(err)
+	}
+	server.Metrics(s.Telemetry.Handler())
+	if err := s.serveProfiles(actx, process.PprofAddr); err != nil {
+		s.Close()
+		return nil, err
+	}
 
 	if s.Pool, err = connect.Postgres(ctx, string(servers.DatabaseURL), "taskrelay-"+role, logger); err != nil {
 		s.Close()
@@ -53,11 +67,29 @@ func Open(ctx context.Context, role string, servers config.Servers, common confi
 		s.Close()
 		return nil, err
 	}
-	if s.NATS, err = connect.NATS(string(servers.NatsURL), common.NatsCreds, role, logger); err != nil {
+	if s.NATS, err = connect.NATS(string(servers.NatsURL), connect.IdentityOf(common), role, logger); err != nil {
 		s.Close()
 		return nil, err
 	}
+	s.Telemetry.Add(observe.Connections(s.Pool, s.NATS))
 	return s, nil
+}
+
+// serveProfiles serves them until the process ends, where they are wanted.
+func (s *Service) serveProfiles(ctx context.Context, addr string) error {
+	if addr == "" {
+		return nil
+	}
+	p, err := admin.ListenProfiles(addr, s.Logger)
+	if err != nil {
+		return err
+	}
+	s.profiles.Go(func() {
+		if err := p.Run(ctx); err != nil {
+			s.Logger.Error().Err(err).Msg("profiles are not served any more")
+		}
+	})
+	return nil
 }
 
 func (s *Service) checkSchema(ctx context.Context, servers config.Servers, common config.Common, process config.Process) error {
@@ -146,6 +178,10 @@ func (s *Service) Close() {
 		case <-time.After(2 * time.Second):
 		}
 	}
+	if s.Telemetry != nil {
+		s.Telemetry.Close()
+	}
 	s.stopped()
 	<-s.served
+	s.profiles.Wait()
 }

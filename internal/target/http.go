@@ -11,17 +11,24 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/taskrelay/taskrelay/internal/webhook"
 )
 
 // bodyTime is how long an answer's body may take after its headers: the status has decided the outcome by then, and
 // an endless body must not hold a slot until the attempt times out.
 const bodyTime = 10 * time.Second
 
-type client struct{ http *http.Client }
+type client struct {
+	http *http.Client
+	took metric.Float64Histogram // nil: not counted
+}
 
 func newClient(concurrency int) client {
 	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAlive: 15 * time.Second}
-	return client{&http.Client{
+	return client{http: &http.Client{
 		Transport: &http.Transport{
 			// No Proxy: the environment of a worker must not redirect business calls by accident.
 			DialContext:            dialer.DialContext,
@@ -50,6 +57,7 @@ func (c client) target(address string, key []byte) (do, error) {
 		if err != nil {
 			return nil, transportError(from, err)
 		}
+		propagate(ctx, call.header)
 		for name, value := range call.header {
 			req.Header.Set(name, value)
 		}
@@ -60,10 +68,12 @@ func (c client) target(address string, key []byte) (do, error) {
 		req.Header["idempotency-key"] = []string{call.key}
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("User-Agent", "taskrelay")
-		sign(req.Header.Set, key, call.key, time.Now(), call.body)
+		webhook.Sign(req.Header.Set, key, call.key, time.Now(), call.body)
 
+		began := time.Now()
 		resp, err := c.http.Do(req)
 		if err != nil {
+			c.answered(ctx, u.Host, 0, began)
 			return nil, transportError(from, err)
 		}
 		defer resp.Body.Close()
@@ -74,6 +84,7 @@ func (c client) target(address string, key []byte) (do, error) {
 			// An error while reading changes nothing: the status is here, and it decides.
 			body, _ = io.ReadAll(io.LimitReader(resp.Body, maxResult+1))
 		} // else the body is the bare connection, which ends with no context: a read would hold the slot for ever
+		c.answered(ctx, u.Host, resp.StatusCode, began)
 		a := answer{from: from, class: "http", code: resp.StatusCode, body: body,
 			retryAfter: resp.Header.Get("Retry-After"), date: resp.Header.Get("Date")}
 		if l, err := resp.Location(); err == nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/taskrelay/taskrelay/internal/config"
+	"github.com/taskrelay/taskrelay/internal/webhook"
 	"github.com/taskrelay/taskrelay/pkg/command"
 	"github.com/taskrelay/taskrelay/pkg/retry"
 )
@@ -135,7 +136,7 @@ func TestIdempotencyKeyAndSignature(t *testing.T) {
 		"plain secret": "plain secret",
 	} {
 		got = nil
-		k, err := signingKey(secret)
+		k, err := webhook.Key(secret)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,19 +165,19 @@ func TestIdempotencyKeyAndSignature(t *testing.T) {
 			}
 		}
 	}
-	if _, err := signingKey("whsec_%%%"); err == nil || strings.Contains(err.Error(), "%%%") {
+	if _, err := webhook.Key("whsec_%%%"); err == nil || strings.Contains(err.Error(), "%%%") {
 		t.Errorf("got %v", err)
 	}
 }
 
 // The vector of Standard Webhooks' reference implementations.
 func TestSignatureOfTheSpecification(t *testing.T) {
-	key, err := signingKey("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+	key, err := webhook.Key("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := http.Header{}
-	sign(h.Set, key, "msg_p5jXN8AQM9LWM0D4loKWxJek", time.Unix(1614265330, 0), []byte(`{"test": 2432232314}`))
+	webhook.Sign(h.Set, key, "msg_p5jXN8AQM9LWM0D4loKWxJek", time.Unix(1614265330, 0), []byte(`{"test": 2432232314}`))
 	if got, want := h.Get("webhook-signature"), "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

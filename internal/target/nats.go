@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/taskrelay/taskrelay/internal/webhook"
 	"github.com/taskrelay/taskrelay/pkg/command"
 )
 
@@ -30,10 +31,11 @@ func natsTarget(nc *nats.Conn, subject string, key []byte) do {
 	return func(ctx context.Context, call call) (json.RawMessage, error) {
 		msg := &nats.Msg{Subject: subject, Data: call.body, Header: nats.Header{}}
 		set := func(name, value string) { msg.Header[name] = []string{value} } // the case stays as it is
+		propagate(ctx, call.header)
 		for name, value := range call.header {
 			set(name, value)
 		}
-		sign(set, key, call.key, time.Now(), call.body)
+		webhook.Sign(set, key, call.key, time.Now(), call.body)
 
 		reply, err := nc.RequestMsgWithContext(ctx, msg)
 		switch {

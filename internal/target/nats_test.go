@@ -34,7 +34,7 @@ func startNATS(t *testing.T) *server.Server {
 
 func natsCommand(t *testing.T, s *server.Server) (command.Command[json.RawMessage], *nats.Conn) {
 	t.Helper()
-	nc, err := connect.NATS(s.ClientURL(), "", "worker", zerolog.Nop())
+	nc, err := connect.NATS(s.ClientURL(), connect.Identity{}, "worker", zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}

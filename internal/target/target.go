@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/taskrelay/taskrelay/internal/config"
+	"github.com/taskrelay/taskrelay/internal/webhook"
 	"github.com/taskrelay/taskrelay/pkg/command"
 	"github.com/taskrelay/taskrelay/pkg/retry"
 )
@@ -42,7 +43,7 @@ func (m *Maker) Command(t config.BizType) (command.Command[json.RawMessage], err
 		Retry: t.Retry, MaxAttempts: t.MaxAttempts, Timeout: t.Timeout, Concurrency: t.Concurrency, Rate: t.Rate,
 		Priority: t.Priority, Notifier: t.Notifier,
 	}
-	key, err := signingKey(string(t.Secret))
+	key, err := webhook.Key(string(t.Secret))
 	if err != nil {
 		return c, fmt.Errorf("secret of %s: %w", t.Name, err)
 	}
