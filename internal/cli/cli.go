@@ -89,8 +89,10 @@ To see it at work on this machine, with nothing to set up:  taskrelay dev --demo
 
 	root.AddCommand(
 		a.migrateCommand(), a.enqueueCommand(), a.listCommand(), a.showCommand(),
-		a.requeueCommand(), a.resetCommand(), a.runCommand(), a.delayCommand(), a.cancelCommand(), a.deleteCommand(),
-		a.deadCommand(), a.relayCommand(), a.devCommand(), a.healthcheckCommand(), a.versionCommand(),
+		a.statsCommand(), a.configCommand(), a.checkCommand(),
+		a.requeueCommand(), a.resetCommand(), a.rerunCommand(), a.runCommand(), a.delayCommand(), a.priorityCommand(), a.cancelCommand(), a.deleteCommand(),
+		a.bulkCommand(),
+		a.deadCommand(), a.typesCommand(), a.pauseCommand(), a.resumeCommand(), a.purgeCommand(), a.relayCommand(), a.devCommand(), a.doctorCommand(), a.repositionCommand(), a.healthcheckCommand(), a.versionCommand(),
 	)
 	return root
 }

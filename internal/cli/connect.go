@@ -26,14 +26,22 @@ import (
 // config reads the environment. A global flag is its variable for one command: it takes the variable's place before
 // the environment is read, so both go through the same checks.
 func (a *app) config(c *cobra.Command) (config.CLI, error) {
+	a.applyFlags(c)
+	return config.LoadCLI()
+}
+
+// applyFlags puts the global flags that were given into the environment, and returns them by their variable.
+func (a *app) applyFlags(c *cobra.Command) map[string]string {
+	given := map[string]string{}
 	for _, variable := range []struct{ flag, name string }{
 		{"database-url", "DATABASE_URL"}, {"nats-url", "NATS_URL"}, {"schema", "SCHEMA"}, {"namespace", "NAMESPACE"},
 	} {
 		if c.Flags().Changed(variable.flag) {
 			os.Setenv(config.Prefix+variable.name, *a.flags[variable.name])
+			given[variable.name] = variable.flag
 		}
 	}
-	return config.LoadCLI()
+	return given
 }
 
 // session is a command's connection to an installation.
@@ -131,10 +139,11 @@ func connectNats(cfg config.CLI) (*nats.Conn, error) {
 		return nil, err
 	}
 	opts := []nats.Option{nats.Name("taskrelay-cli"), nats.CustomInboxPrefix("_INBOX_taskrelay"), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1)}
-	if cfg.NatsCreds != "" {
-		opts = append(opts, nats.UserCredentials(cfg.NatsCreds))
+	own, err := connect.IdentityOf(cfg.Common).Options()
+	if err != nil {
+		return nil, usage("connect to NATS: %w", err)
 	}
-	nc, err := nats.Connect(url, opts...)
+	nc, err := nats.Connect(url, append(opts, own...)...)
 	if err != nil {
 		// The address may hold a password.
 		return nil, &exitError{exitConnect, fmt.Errorf("connect to NATS at %s: %w", cfg.NatsURL, err)}

@@ -25,20 +25,37 @@ func (a *app) enqueueCommand() *cobra.Command {
 		high, low          bool
 		maxAttempts        int
 		headers            []string
+		from               string
+		skip               int64
+		stop               bool
 	)
 	c := &cobra.Command{
-		Use:   "enqueue TYPE",
-		Short: "Write a task",
+		Use:   "enqueue TYPE | enqueue [TYPE] --from FILE",
+		Short: "Write a task, or many from a file",
 		Long: `enqueue writes a task in a transaction of its own. With --biz-id a task is made once: when there is one already, its
-id is printed, nothing changes, and the exit code is 0.`,
+id is printed, nothing changes, and the exit code is 0.
+
+With --from it writes one task per line of JSON, a thousand in a transaction: {"biz_type": "ORDER_PAYMENT", "biz_id": "O-1",
+"payload": {…}}, and if wanted priority (high or low), run_at (RFC 3339) or delay (5m), max_attempts and headers. Other
+names are refused. TYPE is for lines without biz_type. A bad line is named with its number and passed over (exit code 5),
+or ends it with --stop-on-error. When it was cut off, send the file again: tasks that are there are counted as duplicates.
+Lines without biz_id would be made twice: go on with --skip, the number is printed.`,
 		Example: `  taskrelay enqueue ORDER_PAYMENT --biz-id O-1 --payload '{"amount": 12345678901234567890.10}'
   taskrelay enqueue REFUND_CARD --payload @refund.json --high --in 5m
-  generate | taskrelay enqueue REPORT --payload - --at 2026-12-01T09:00:00Z --header tenant=acme`,
-		Args: args(cobra.ExactArgs(1)),
+  generate | taskrelay enqueue REPORT --payload - --at 2026-12-01T09:00:00Z --header tenant=acme
+  taskrelay enqueue --from tasks.jsonl
+  psql -Atc 'SELECT json_build_object(...) FROM orders' | taskrelay enqueue ORDER_PAYMENT --from - -o jsonl > done.jsonl`,
+		Args: args(cobra.RangeArgs(0, 1)),
 		RunE: func(c *cobra.Command, argv []string) error {
 			p, err := a.printer()
 			if err != nil {
 				return err
+			}
+			if from != "" {
+				return a.enqueueMany(c, p, argv, from, skip, stop)
+			}
+			if len(argv) == 0 || skip != 0 || stop {
+				return usage("expected the biz type of one task, or --from FILE for many (%s --help)", c.CommandPath())
 			}
 			if c.Flags().Changed("in") && c.Flags().Changed("at") {
 				return usage("--in and --at: give one of them")
@@ -117,7 +134,34 @@ id is printed, nothing changes, and the exit code is 0.`,
 	f.StringVar(&at, "at", "", "due at this time (RFC 3339)")
 	f.IntVar(&maxAttempts, "max-attempts", 0, "attempts, the first included (default the type's)")
 	f.StringArrayVar(&headers, "header", nil, "name=value, may be repeated")
+	f.StringVar(&from, "from", "", "file with one task per line as JSON, or - for stdin")
+	f.Int64Var(&skip, "skip", 0, "with --from: pass over this many lines")
+	f.BoolVar(&stop, "stop-on-error", false, "with --from: end at the first bad line; what is before it stays")
 	return c
+}
+
+// enqueueMany is enqueue --from: each line says what the other flags say of one task.
+func (a *app) enqueueMany(c *cobra.Command, p *printer, argv []string, from string, skip int64, stop bool) error {
+	for _, name := range []string{"payload", "biz-id", "high", "low", "in", "at", "max-attempts", "header"} {
+		if c.Flags().Changed(name) {
+			return usage("--%s is for one task: with --from each line says it", name)
+		}
+	}
+	if skip < 0 {
+		return usage("--skip %d: expected 0 or more", skip)
+	}
+	bizType := ""
+	if len(argv) == 1 {
+		bizType = argv[0]
+	}
+	ctx, cancel := a.limit(c, 0) // as long as it takes
+	defer cancel()
+	s, err := a.connect(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return a.enqueueFrom(ctx, s, p, from, bizType, skip, stop)
 }
 
 // badInput makes what the library or a constraint of the table refused a usage error.

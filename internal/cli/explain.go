@@ -19,6 +19,9 @@ func explain(err error) string {
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == insufficientPrivilege {
 		return err.Error() + ": ask for role taskrelay_operator, or taskrelay_producer to enqueue (the first word is the schema's name)"
 	}
+	if timedOut(err) {
+		return err.Error() + ": give it longer with --timeout, or narrow what is asked for"
+	}
 	return err.Error()
 }
 

@@ -55,7 +55,7 @@ letters. It may run beside relays and beside itself.`,
 				return err
 			}
 			r, err := outbox.NewRelay(s.pool, nc, outbox.RelayConfig{
-				Schema: s.schema, Namespace: s.config.Namespace, BizTypes: bizTypes, Batch: s.config.RelayBatch,
+				Schema: s.schema, Namespace: s.config.Namespace, APIPrefix: s.config.NatsAPIPrefix, BizTypes: bizTypes, Batch: s.config.RelayBatch,
 				Replicas: s.config.StreamReplicas, MaxPerSubject: s.config.StreamMaxPerSubject,
 				Version: a.version, Logger: log,
 			})

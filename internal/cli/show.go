@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -20,8 +21,19 @@ type shown struct {
 	Task     outbox.Task      `json:"task"`
 	Delivery string           `json:"delivery,omitempty"`
 	Limit    int              `json:"limit,omitempty"` // on attempts, when the row or its type has one
+	Next     next             `json:"next"`
+	Letter   *letter          `json:"letter,omitempty"` // of a dead task
 	Attempts []outbox.Attempt `json:"attempts"`
 	Audit    []auditLine      `json:"audit"`
+}
+
+// letter is where the dead letter of a task is, and what its type's owner wrote about such tasks.
+type letter struct {
+	Subject    string     `json:"subject"`
+	OutAt      *time.Time `json:"out_at"` // null: not yet published
+	Look       string     `json:"look"`   // the command that shows it
+	Title      string     `json:"title,omitempty"`
+	RunbookURL string     `json:"runbook_url,omitempty"`
 }
 
 // auditLine is one change that a person made.
@@ -35,64 +47,84 @@ type auditLine struct {
 }
 
 func (a *app) showCommand() *cobra.Command {
-	var payload bool
+	var payload, stack bool
 	c := &cobra.Command{
 		Use:   "show ID|TYPE/BIZ_ID",
-		Short: "Show one task: its row, its way, its attempts",
-		Long: `show prints the row, where an unfinished task is on its way, the attempts as a timeline, and what people changed.
---payload prints the payload alone, byte for byte.`,
+		Short: "Show one task: its row, its way, its attempts, and what happens next",
+		Long: `show prints the row, where an unfinished task is on its way, what happens next and when, the attempts as a timeline,
+and what people changed. --payload prints the payload alone, byte for byte.`,
 		Example: `  taskrelay show 4711
   taskrelay show ORDER_PAYMENT/O-1 -o json
   taskrelay show ORDER_PAYMENT/O-1 --payload > payload.json`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, argv []string) error {
-			p, err := a.printer()
-			if err != nil {
-				return err
-			}
-			if p.format == "csv" {
-				return usage("show has no csv: use -o json")
-			}
-			r, err := parseRef(argv[0])
-			if err != nil {
-				return err
-			}
-			ctx, cancel := a.limit(c, a.timeout)
-			defer cancel()
-			s, err := a.connect(ctx, c)
-			if err != nil {
-				return err
-			}
-			defer s.close()
-			ids, err := s.ids(ctx, []ref{r})
-			if err != nil {
-				return err
-			}
-			v, err := s.show(ctx, ids[0])
-			if err != nil {
-				return err
-			}
-			switch {
-			case payload:
-				_, err = a.out.Write(v.Task.Payload)
-				return err
-			case p.format == "id":
-				_, err = fmt.Fprintln(a.out, v.Task.ID)
-				return err
-			case p.format == "jsonl":
-				return json.NewEncoder(a.out).Encode(v)
-			case p.format == "json":
-				return p.json(v)
-			}
-			return v.print(a.out)
+			return a.showTask(c, argv[0], showOptions{payload: payload, stack: stack})
 		},
 	}
 	c.Flags().BoolVar(&payload, "payload", false, "print the payload alone, byte for byte")
+	c.Flags().BoolVar(&stack, "stack", false, "print the stacks of attempts that panicked")
 	return c
 }
 
-const showViewSQL = `-- taskrelay cli: delivery and limit
-SELECT coalesce(v.delivery, ''), coalesce(v.max_attempts, 0) FROM {{schema}}.task_view AS v WHERE v.id = $1::bigint`
+type showOptions struct {
+	payload, stack bool
+	dead           bool // only a dead task
+}
+
+func (a *app) showTask(c *cobra.Command, name string, o showOptions) error {
+	p, err := a.printer()
+	if err != nil {
+		return err
+	}
+	if p.format == "csv" {
+		return usage("show has no csv: use -o json")
+	}
+	r, err := parseRef(name)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := a.limit(c, a.timeout)
+	defer cancel()
+	s, err := a.connect(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	ids, err := s.ids(ctx, []ref{r})
+	if err != nil {
+		return err
+	}
+	v, err := s.show(ctx, ids[0])
+	if err != nil {
+		return err
+	}
+	if o.dead && v.Task.Status != "dead" {
+		return &exitError{exitRefused, fmt.Errorf("task %d is not dead, it is %s: taskrelay show %[1]d", v.Task.ID, v.Task.Status)}
+	}
+	switch {
+	case o.payload:
+		_, err = a.out.Write(v.Task.Payload)
+		return err
+	case p.format == "id":
+		_, err = fmt.Fprintln(a.out, v.Task.ID)
+		return err
+	case p.format == "jsonl":
+		enc := json.NewEncoder(a.out)
+		enc.SetEscapeHTML(false)
+		return enc.Encode(v)
+	case p.format == "json":
+		return p.json(v)
+	}
+	return v.print(a.out, o.stack)
+}
+
+const showViewSQL = `-- taskrelay cli: delivery, limit and who is there
+SELECT now(), coalesce(v.delivery, ''), coalesce(v.max_attempts, 0), b.paused_at, coalesce(b.paused_reason, ''),
+       coalesce(b.title, ''), coalesce(b.runbook_url, ''), coalesce(k.relay, ''), coalesce(k.live_workers, 0)
+FROM {{schema}}.task_view AS v
+LEFT JOIN {{schema}}.biz_type AS b ON b.biz_type = v.biz_type
+LEFT JOIN {{schema}}.known_lane AS k ON k.biz_type = v.biz_type AND k.priority = v.priority
+WHERE v.id = $1::bigint`
 
 const auditSQL = `-- taskrelay cli: audit of a task
 SELECT u.at, u.actor, u.action, coalesce(u.reason, ''), coalesce(u.before::text, ''), coalesce(u.after::text, '')
@@ -106,8 +138,24 @@ func (s *session) show(ctx context.Context, id int64) (shown, error) {
 	if v.Task, err = s.schema.Get(ctx, s.pool, id); err != nil {
 		return v, err
 	}
-	if err := s.pool.QueryRow(ctx, s.schema.Render(showViewSQL), id).Scan(&v.Delivery, &v.Limit); err != nil {
+	var w surroundings
+	var title, runbook string
+	err = s.read(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, s.schema.Render(showViewSQL), id).Scan(&w.now, &v.Delivery, &v.Limit, &w.pausedAt, &w.pausedReason,
+			&title, &runbook, &w.relay, &w.workers)
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return v, fmt.Errorf("%w: %d", outbox.ErrNotFound, id) // deleted in between
+	}
+	if err != nil {
 		return v, err
+	}
+	v.Next = nextStep(v.Task, v.Delivery, w)
+	if v.Task.Status == "dead" {
+		names := outbox.Names{Namespace: s.config.Namespace}
+		subject := names.DeadSubject(v.Task.BizType, id)
+		v.Letter = &letter{Subject: subject, OutAt: v.Task.DeadLetteredAt, Title: title, RunbookURL: runbook,
+			Look: fmt.Sprintf("nats stream get %s --last-for %s", names.DeadStream(), subject)}
 	}
 	attempts, err := s.schema.Attempts(ctx, s.pool, id)
 	if err != nil {
@@ -138,7 +186,7 @@ func (s *session) show(ctx context.Context, id int64) (shown, error) {
 const payloadShown = 2000
 
 // print writes the task for a person.
-func (v shown) print(w io.Writer) error {
+func (v shown) print(w io.Writer, stack bool) error {
 	t := v.Task
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
@@ -151,6 +199,8 @@ func (v shown) print(w io.Writer) error {
 		fmt.Fprintf(&b, "/%s", oneLine(t.BizID))
 	}
 	fmt.Fprintf(&b, "  %s\n", status(t))
+	line("next", "%s", v.Next.What)
+	line("", "%s", v.Next.Command)
 	line("delivery", "%s", v.Delivery)
 	line("priority", "%s", t.Priority)
 	limit := ""
@@ -180,6 +230,11 @@ func (v shown) print(w io.Writer) error {
 		}
 		line("dead letter", "%s", letter)
 	}
+	if v.Letter != nil {
+		line("", "%s", v.Letter.Look)
+		line("title", "%s", v.Letter.Title)
+		line("runbook", "%s", v.Letter.RunbookURL)
+	}
 	if t.Compensation != "none" {
 		line("compensation", "%s", t.Compensation)
 	}
@@ -195,13 +250,26 @@ func (v shown) print(w io.Writer) error {
 	fmt.Fprintf(&b, "attempts (%d)\n", len(v.Attempts))
 	for _, a := range v.Attempts {
 		// The clock of the line is the time since the task was written.
-		fmt.Fprintf(&b, "  %s  %8s  %s %d  %s  %s  %s\n", stamp(&a.StartedAt), "+"+ago(max(0, a.StartedAt.Sub(t.CreatedAt))),
-			a.Phase, a.Attempt, a.Outcome, a.Duration().Round(100*time.Microsecond), oneLine(strings.TrimSpace(a.ErrorClass+" "+shorten(a.Error, 300))))
+		generation := ""
+		if t.Generation > 0 {
+			generation = fmt.Sprintf(" (generation %d)", a.Generation)
+		}
+		fmt.Fprintf(&b, "  %s  %8s  %s %d  %s%s  %s  %s  %s\n", stamp(&a.StartedAt), "+"+ago(max(0, a.StartedAt.Sub(t.CreatedAt))),
+			a.Phase, a.Attempt, a.Outcome, generation, a.Duration().Round(100*time.Microsecond), oneLine(a.Worker),
+			oneLine(strings.TrimSpace(a.ErrorClass+" "+shorten(a.Error, 300))))
+		if stack && a.Stack != "" {
+			for text := range strings.Lines(a.Stack) {
+				fmt.Fprintf(&b, "      %s\n", oneLine(strings.TrimRight(text, "\r\n")))
+			}
+		}
 	}
 	if len(v.Audit) > 0 {
 		fmt.Fprintf(&b, "changes (%d)\n", len(v.Audit))
 		for _, l := range v.Audit {
 			fmt.Fprintf(&b, "  %s  %s by %s: %s\n", stamp(&l.At), l.Action, oneLine(l.Actor), oneLine(l.Reason))
+			if len(l.Before) > 0 && len(l.After) > 0 {
+				fmt.Fprintf(&b, "      %s -> %s\n", oneLine(string(l.Before)), oneLine(string(l.After)))
+			}
 		}
 	}
 	_, err := io.WriteString(w, b.String())
