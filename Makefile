@@ -27,7 +27,7 @@ demo: postgres $(BIN)/nats build ## see the whole path at work: one process, a t
 	@$(BIN)/taskrelay dev --demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: postgres pgbouncer ## run all tests, on real servers that the tests start themselves
+test: postgres pgbouncer faketime ## run all tests, on real servers that the tests start themselves
 	go test $(TEST_FLAGS) ./...
 
 .PHONY: build
@@ -37,7 +37,7 @@ build: ## build relay, worker and taskrelay into ./.bin
 	go build -ldflags "-X main.version=$(VERSION)" -o $(BIN)/ ./cmd/...
 
 .PHONY: race
-race: postgres pgbouncer ## run all tests with the race detector
+race: postgres pgbouncer faketime ## run all tests with the race detector
 	go test -race $(TEST_FLAGS) ./...
 
 .PHONY: chaos
@@ -47,7 +47,22 @@ chaos: postgres ## break everything for DURATION with SEED and prove that nothin
 	@# A program of its own, so that its last line and its exit code (1: a violation) are the last word.
 	@cd tests/faults && $(BIN)/chaos -test.v -test.timeout 0 -test.run TestNothingIsLostWhateverDies -duration $(DURATION) -seed $(SEED) -rate $(RATE)
 
+# The long forms of what make test has in short: every outage of Postgres, a cluster of three nats-servers taken down in
+# each way, clocks that are set to and fro. About ten minutes. SOAK=TestPostgresOutages: one of them.
+SOAK ?= TestReplicatedStreams|TestPostgresOutages|StandbyIsPromoted|TestPostgresClockIsSet|TestProcessClocksAreWrong|TestSIGTERM|TestPreviousVersion
+.PHONY: soak
+soak: postgres pgbouncer faketime ## the long forms of the tests of clusters, databases, clocks and deploys
+	go test -tags soak -count=1 -v -timeout 40m ./tests -run '$(SOAK)' -soak
+
+.PHONY: recovery
+recovery: postgres ## measure how long a wiped stream takes to be filled again with 50,000 tasks (the contract: 60 s)
+	go test -tags measure -count=1 -v -run TestStreamOfFiftyThousandTasksWiped ./tests
+
 # FULL=1: all scenarios with 100,000 tasks. OUT=file.json: the medians as JSON. BENCH_FLAGS: see .bin/bench -h.
+.PHONY: load-bulk
+load-bulk: postgres ## requeue 50,000 dead tasks in bulk beside normal traffic and compare its p95 (TASKS=50000 RATE=500 CALM=30)
+	go test -tags load ./tests -run TestBulkLeavesNormalTrafficItsLatency -count=1 -v -timeout 30m
+
 .PHONY: bench
 bench: postgres ## measure taskrelay beside River and the machine's floors (FULL=1, OUT=file.json)
 	@mkdir -p $(BIN)
@@ -60,6 +75,14 @@ CORE := TestVerify|TestInsertByPsql|TestRetriesUseOneKey|TestCompensation|TestKi
 race-core: postgres ## run the core end-to-end tests with the race detector
 	go test -race $(TEST_FLAGS) -run '$(CORE)' ./tests
 
+.PHONY: observe
+observe: ## test the alert rules and the dashboard (deploy/observability), with the libraries of Prometheus
+	cd deploy/check && go test ./...
+
+.PHONY: plans
+plans: postgres ## look at the plans of all hot statements on 1,000,000 rows
+	go test $(TEST_FLAGS) -v -run TestPlansDoNotDependOnStatistics ./tests -plan-rows 1000000
+
 .PHONY: vet
 vet: ## go vet
 	go vet ./...
@@ -70,6 +93,7 @@ lint: vet $(BIN)/staticcheck-$(STATICCHECK) ## vet, gofmt, staticcheck, and whet
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w:"; echo "$$unformatted"; exit 1; fi
 	$(BIN)/staticcheck-$(STATICCHECK) ./...
 	go mod tidy -diff
+	cd bench && go vet ./...
 
 .PHONY: ci
 ci: ## what CI runs
@@ -82,6 +106,10 @@ postgres: ## install the programs of a Postgres server when there are none (star
 .PHONY: pgbouncer
 pgbouncer: ## install the program pgbouncer when it is missing (starts nothing); a test puts it before Postgres
 	@scripts/ensure-pgbouncer
+
+.PHONY: faketime
+faketime: ## install libfaketime when it is missing; a test sets the clock of a Postgres with it
+	@scripts/ensure-faketime
 
 .PHONY: tools
 tools: $(BIN)/nats $(BIN)/staticcheck-$(STATICCHECK) ## install the nats CLI and staticcheck into ./.bin

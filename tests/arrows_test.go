@@ -13,7 +13,8 @@ func TestImportsPointOneWay(t *testing.T) {
 	t.Parallel()
 	const module = "github.com/taskrelay/taskrelay/"
 	allowed := []string{"github.com/nats-io/", "github.com/jackc/", "github.com/cenkalti/backoff/v4", "github.com/kelseyhightower/envconfig",
-		"github.com/rs/zerolog", "github.com/mattn/go-", "github.com/klauspost/compress", "golang.org/x/"} // the agreed ones and what these need
+		"github.com/rs/zerolog", "github.com/mattn/go-", "github.com/klauspost/compress", "golang.org/x/",
+		"go.opentelemetry.io/otel/", "github.com/cespare/xxhash/v2"} // the API of OpenTelemetry and what it needs // the agreed ones and what these need
 	imports := func(pkg string) []string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", module+pkg)

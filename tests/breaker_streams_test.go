@@ -8,8 +8,9 @@ import (
 	"github.com/taskrelay/taskrelay/internal/testenv"
 )
 
-// C-082: somebody edits the stream so that a full lane would lose its oldest messages. The relay does not go on, names
-// the setting and the option that mends it, and after that nothing is missing.
+// C-082: somebody edits the stream so that a full lane would lose its oldest messages. The relay publishes nothing, names
+// the setting and the option that mends it, and goes on by itself after that; nothing is missing. One that is started
+// meanwhile refuses to.
 func TestStreamThatWouldLoseTasksIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -28,21 +29,22 @@ func TestStreamThatWouldLoseTasksIsRefused(t *testing.T) {
 			e.NATS.WaitStream(t, "TASKS")
 			relay.WaitLog(t, soon, "relay started")
 			nats(append([]string{"stream", "edit", "TASKS", "-f"}, strings.Fields(c.edit)...)...)
-			if code := relay.Wait(t, soon); code != 1 {
-				t.Errorf("exit code %d, want 1", code)
-			}
+			relay.WaitLog(t, soon, c.mentions)
 			for _, want := range []string{c.mentions, c.option, "nats stream edit TASKS"} {
 				if !strings.Contains(relay.Logs(), want) {
 					t.Errorf("the relay does not say %q:\n%s", want, relay.Logs())
 				}
 			}
+			if code := e.StartRelay(few).Wait(t, soon); code != 1 {
+				t.Errorf("exit code of one that is started %d, want 1", code)
+			}
 			e.Exec(t, `INSERT INTO taskrelay.task (biz_type) SELECT 'ORDER_PAYMENT' FROM generate_series(1, 50)`)
 			nats(append([]string{"stream", "edit", "TASKS", "-f"}, strings.Fields(c.mend)...)...)
 			sink := testenv.NewSink(t)
-			e.StartRelay(few)
 			e.StartWorker(testenv.HTTPType("ORDER_PAYMENT", sink.URL)...)
 			e.WaitNoneOpen(t, soon)
 			equal(t, "calls", len(sink.Calls()), 50)
+			relay.WaitLog(t, soon, "loop works again")
 		})
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // Each SQL block of the documentation is run as the role that the page names for it, never as more.
 func TestSQLInTheDocumentationRuns(t *testing.T) {
-	blocks, err := docs.Blocks("sql", "README.md", "docs/sql.md", "docs/operations.md", "docs/dead-letters.md")
+	blocks, err := docs.Blocks("sql", "README.md", "docs/sql.md", "docs/operations.md", "docs/dead-letters.md", "docs/notices.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestSQLInTheDocumentationRuns(t *testing.T) {
 	}
 }
 
-var changesATask = regexp.MustCompile(`taskrelay\.(requeue|reset|run_now|delay|cancel)\(`)
+var changesATask = regexp.MustCompile(`taskrelay\.(requeue|reset|run_now|delay|cancel|pause|resume|set_type|rerun|discard|set_priority|delete_task|start_bulk|preview_bulk)\(`)
 
 func roleFor(sql string) string {
 	switch {

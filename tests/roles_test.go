@@ -115,7 +115,7 @@ func TestOperatorActsThroughFunctionsOnly(t *testing.T) {
 		{`INSERT INTO taskrelay.task (biz_type) VALUES ('A')`, "permission denied"},
 		{`DELETE FROM taskrelay.audit`, "permission denied"},
 		{`UPDATE taskrelay.audit SET reason = 'other'`, "permission denied"},
-		{`SELECT * FROM taskrelay.move_due('x', ARRAY[1], now(), 'x')`, "permission denied"},
+		{`SELECT * FROM taskrelay.operate('delete', ARRAY[1], 'x')`, "permission denied"},
 	})
 }
 

@@ -53,7 +53,7 @@ func TestGetShowsEveryColumn(t *testing.T) {
 		compensations = 6, compensation = 'failed', lease_owner = 'w', lease_token = -9007199254740993, last_error = 'e', error_class = 'c', cause = 'why',
 		dead_reason = 'compensation_failed', result = '{"no":"7"}', parent_id = 8, lease_until = '2030-01-01Z', next_attempt_at = '2030-01-02Z',
 		republish_at = '2030-01-03Z', started_at = '2030-01-04Z', first_started_at = '2030-01-05Z', finished_at = '2030-01-06Z', dead_at = '2030-01-07Z',
-		dead_lettered_at = '2030-01-08Z', cancel_requested_at = '2030-01-09Z', expires_at = '2030-01-10Z', run_at = '2030-01-11Z', created_at = '2030-01-12Z'`)
+		dead_lettered_at = '2030-01-08Z', cancel_requested_at = '2030-01-09Z', cancel_compensates = true, expires_at = '2030-01-10Z', run_at = '2030-01-11Z', created_at = '2030-01-12Z'`)
 	for mode, pool := range modes(t, db) {
 		task, err := outbox.Get(t.Context(), pool, id)
 		noError(t, mode, err)
@@ -64,14 +64,14 @@ func TestGetShowsEveryColumn(t *testing.T) {
 			`"generation":2,"attempt":3,"max_attempts":7,"payload":{"a":1.10},"headers":{"h":"v"},"result":{"no":"7"},`+
 			`"created_at":"2030-01-12T00:00:00Z","run_at":"2030-01-11T00:00:00Z","next_attempt_at":"2030-01-02T00:00:00Z",`+
 			`"republish_at":"2030-01-03T00:00:00Z","looks":4,"first_started_at":"2030-01-05T00:00:00Z","started_at":"2030-01-04T00:00:00Z",`+
-			`"finished_at":"2030-01-06T00:00:00Z","expires_at":"2030-01-10T00:00:00Z","cancel_requested_at":"2030-01-09T00:00:00Z",`+
+			`"finished_at":"2030-01-06T00:00:00Z","expires_at":"2030-01-10T00:00:00Z","cancel_requested_at":"2030-01-09T00:00:00Z","cancel_compensates":true,`+
 			`"lease_owner":"w","lease_token":"-9007199254740993","lease_until":"2030-01-01T00:00:00Z","last_error":"e","error_class":"c",`+
 			`"compensation":"failed","compensations":6,"cause":"why","execute_attempts":5,"dead_at":"2030-01-07T00:00:00Z",`+
 			`"dead_reason":"compensation_failed","dead_lettered_at":"2030-01-08T00:00:00Z","parent_id":"8","xid":"x"}`, id))
 		equal(t, mode+": payload byte for byte", string(task.Payload), `{ "a":1.10 }`)
 	}
 	// A column that was added to the table but not to Task would be missing above.
-	equal(t, "columns", db.Int(t, "SELECT count(*) FROM information_schema.columns WHERE table_schema = 'taskrelay' AND table_name = 'task'"), 37)
+	equal(t, "columns", db.Int(t, "SELECT count(*) FROM information_schema.columns WHERE table_schema = 'taskrelay' AND table_name = 'task'"), 38)
 
 	_, err := outbox.Get(t.Context(), db.Pool, id+1)
 	if !errors.Is(err, outbox.ErrNotFound) {
