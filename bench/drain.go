@@ -18,6 +18,7 @@ type drainPlan struct {
 	churn  int  // tasks worked off while an old snapshot is held, which the drain then finds held too
 	fail   bool // each fifth task fails once
 	idle   int  // further types without work
+	old    int  // rows that have been finished for long, which the relay deletes meanwhile
 }
 
 // drains measures a drain of each system in turn.
@@ -88,6 +89,11 @@ func (b *bench) drain(ctx context.Context, s system, plan drainPlan) (row, error
 	if err := p.fill(ctx, s.fill, 0, b.tasks-1, bizType); err != nil {
 		return row{}, err
 	}
+	if plan.old > 0 && s.name == "taskrelay" {
+		if err := p.fill(ctx, fillOld, 1, plan.old, bizType); err != nil {
+			return row{}, err
+		}
+	}
 	// A full table of some age: seen by vacuum, known to the planner, its pages on disk, so that the first change of
 	// each page is logged whole.
 	for _, sql := range []string{"VACUUM ANALYZE " + s.table, "CHECKPOINT", "SELECT pg_stat_reset()"} {
@@ -119,6 +125,12 @@ func (p *place) fill(ctx context.Context, sql string, from, to int, bizType stri
 	}
 	return nil
 }
+
+// fillOld inserts rows that have been finished for longer than they are kept, and lets the relay begin with them at once.
+const fillOld = `WITH due AS (UPDATE taskrelay.retention SET full_at = NULL)
+INSERT INTO taskrelay.task (biz_type, biz_id, payload, status, finished_at)
+SELECT $3::text, 'O-' || n, json_build_object('n', n, 'pad', $4::text), 'succeeded', now() - interval '31 days'
+FROM generate_series($1::int, $2::int) AS n`
 
 // workOff lets the system consume until no task above id after is open, and returns what that took. around, if any,
 // is called before and after.

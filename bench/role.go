@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"runtime/pprof"
 )
 
@@ -28,6 +29,9 @@ func runRole(name string, in io.Reader, out io.Writer) error {
 	}
 	makers := map[string]func(context.Context, childConfig) (*role, error){
 		"nats-server": natsServerRole, "relay": relayRole, "worker": workerRole, "river": riverRole,
+	}
+	if name != "nats-server" && os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400) // as cmd/relay and cmd/worker do; River's client gets the same
 	}
 	maker, ok := makers[name]
 	if !ok {

@@ -76,7 +76,7 @@ func connectAs(ctx context.Context, name string, cfg childConfig) (*pgxpool.Pool
 	if err != nil {
 		return nil, nil, log, err
 	}
-	nc, err := connect.NATS(cfg.NATS, "", name, log)
+	nc, err := connect.NATS(cfg.NATS, connect.Identity{}, name, log)
 	return pool, nc, log, err
 }
 

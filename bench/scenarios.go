@@ -19,6 +19,8 @@ var scenarios = []scenario{
 	{"snapshot", false, drainOf(func(tasks int) drainPlan { return drainPlan{name: "snapshot", churn: 3 * tasks} })},
 	{"retry", false, drainOf(func(int) drainPlan { return drainPlan{name: "retry", fail: true} })},
 	{"types", false, drainOf(func(int) drainPlan { return drainPlan{name: "types", idle: 299} })},
+	// RETAIN_*: ten times as many old rows lie there, and go as the relay finds the time.
+	{"retention", false, drainOf(func(tasks int) drainPlan { return drainPlan{name: "retention", old: 10 * tasks} })},
 	{"idle", false, idle},
 }
 
