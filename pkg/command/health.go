@@ -96,6 +96,9 @@ func (w *Worker) Live() error {
 // settles get through, and no message of another installation has come within a minute. Else it says what is wrong.
 func (w *Worker) Ready() error {
 	if !w.running.Load() {
+		if err := w.health.check(w.now()); err != nil && !w.finished.Load() {
+			return fmt.Errorf("worker waits to start: %w", err)
+		}
 		return errNotRunning
 	}
 	if !w.nc.IsConnected() {

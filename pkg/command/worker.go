@@ -185,6 +185,9 @@ func (w *Worker) prepare(ctx context.Context) error {
 	if err := w.await(ctx, "register", w.register); err != nil {
 		return err
 	}
+	if err := w.await(ctx, "statements", w.rehearse); err != nil {
+		return err
+	}
 	return w.await(ctx, "stream "+w.names.Stream(), func(ctx context.Context) error {
 		_, err := w.findStream(ctx)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -263,7 +266,9 @@ func (w *Worker) work(ctx context.Context, endStatements context.CancelFunc) err
 	}
 	w.log.Info().Dur("grace", w.cfg.Grace).Msg("worker stopping")
 	w.stop(stopper{endFetching: endFetching, endClaiming: endClaiming, lanes: &lanes, claims: &claims})
+	end := time.AfterFunc(answerWait, endStatements) // with Postgres away it would go on for a lease
 	w.forgetRows(w.forgets.drain())
+	end.Stop()
 	endSettling()
 	endStatements() // what is still in flight now hangs
 	loops.Wait()
