@@ -5,8 +5,6 @@ import (
 	"fmt"
 
 	"github.com/nats-io/nats.go"
-
-	"github.com/taskrelay/taskrelay/internal/config"
 )
 
 // Identity is how we show ourselves to NATS, and by what we know the server. All are paths of files, which are read again
@@ -18,11 +16,6 @@ type Identity struct {
 	CA    string // PEM: who may vouch for the server. With it nothing is sent without TLS
 	Cert  string // PEM: our certificate …
 	Key   string // … and its key
-}
-
-// IdentityOf is the one that the environment gives.
-func IdentityOf(c config.Common) Identity {
-	return Identity{Creds: c.NatsCreds, NKey: c.NatsNkey, CA: c.NatsCA, Cert: c.NatsCert, Key: c.NatsKey}
 }
 
 // Options are the same for nats.go.

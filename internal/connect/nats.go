@@ -1,9 +1,10 @@
 package connect
 
 import (
-	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -21,14 +22,24 @@ func NATS(url string, id Identity, role string, logger zerolog.Logger) (*nats.Co
 			log.Warn().Err(err).Msg("NATS does not answer, waiting")
 		}
 	}
+	// nats.go reports a server that is not there to ReconnectErrHandler, but of one that refuses us (user, password,
+	// certificate) it keeps the reason to itself. So each round of attempts begins with the reason of the last one.
+	var conn atomic.Pointer[nats.Conn]
+	pause := func(int) time.Duration {
+		if nc := conn.Load(); nc != nil {
+			if err := nc.LastError(); err != nil {
+				failed(nc, err)
+			}
+		}
+		return 500*time.Millisecond + rand.N(250*time.Millisecond)
+	}
 	host, _ := os.Hostname()
 	opts := []nats.Option{
 		nats.Name("taskrelay-" + role + "/" + host),
 		nats.CustomInboxPrefix("_INBOX_" + role),
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
-		nats.ReconnectWait(500 * time.Millisecond),
-		nats.ReconnectJitter(250*time.Millisecond, 500*time.Millisecond),
+		nats.CustomReconnectDelay(pause),
 		// A buffered publish would come out after a reconnect, long after its caller gave it up.
 		nats.ReconnectBufSize(-1),
 		// Notices a peer that is silent for 15 s; the defaults take six minutes. A relay keeps its lanes meanwhile.
@@ -65,8 +76,6 @@ func NATS(url string, id Identity, role string, logger zerolog.Logger) (*nats.Co
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)
 	}
-	if !nc.IsConnected() {
-		failed(nc, errors.New("not connected yet"))
-	}
+	conn.Store(nc)
 	return nc, nil
 }

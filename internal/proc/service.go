@@ -67,7 +67,7 @@ func Open(ctx context.Context, role, version string, servers config.Servers, com
 		s.Close()
 		return nil, err
 	}
-	if s.NATS, err = connect.NATS(string(servers.NatsURL), connect.IdentityOf(common), role, logger); err != nil {
+	if s.NATS, err = connect.NATS(string(servers.NatsURL), connect.Identity{Creds: common.NatsCreds, NKey: common.NatsNkey, CA: common.NatsCA, Cert: common.NatsCert, Key: common.NatsKey}, role, logger); err != nil {
 		s.Close()
 		return nil, err
 	}
