@@ -173,6 +173,10 @@ func (a *app) watchBulk(c *cobra.Command, s *session, p *printer, id int64) erro
 	for {
 		b, err := s.schema.Bulk(ctx, s.pool, id)
 		if ctx.Err() == nil && err != nil {
+			a.clearLine(terminal)
+			if !errors.Is(err, outbox.ErrNotFound) {
+				fmt.Fprintf(a.err, "bulk %d goes on in the relay: taskrelay bulk watch %[1]d\n", id)
+			}
 			return err
 		}
 		if ctx.Err() == nil && b.State != "open" {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -42,8 +41,7 @@ func newBulkFlags(c *cobra.Command) *bulkFlags {
 	f.StringVar(&b.filter.ErrorClass, "error-class", "", "filter: class of the last error")
 	f.StringVar(&b.filter.Group, "group", "", "filter: a group of dead groups")
 	f.StringVar(&b.filter.DeadReason, "reason-of-death", "", "filter: max_attempts, permanent, decode, lost, compensation_failed, ...")
-	f.DurationVar(&b.filter.OlderThan, "older-than", 0, "filter: finished (dead) at least this long ago; unfinished ones: written")
-	f.DurationVar(&b.filter.NewerThan, "newer-than", 0, "filter: at most this long ago")
+	ageFlags(f, &b.filter.OlderThan, &b.filter.NewerThan, "filter: died or ended (unfinished ones: written)")
 	f.BoolVar(&b.filter.All, "all", false, "filter: all there are")
 	f.BoolVar(&b.dryRun, "dry-run", false, "say what would be changed, change nothing")
 	f.Float64Var(&b.rate, "rate", 500, "with a filter: tasks a second")
@@ -70,11 +68,6 @@ func (b *bulkFlags) check(c *cobra.Command) error {
 	for _, name := range filterFlags {
 		if f := c.Flags().Lookup(name); f.Changed && (f.Value.String() == "" || f.Value.String() == "[]") {
 			return usage("--%s is empty", name)
-		}
-	}
-	for name, age := range map[string]time.Duration{"older-than": b.filter.OlderThan, "newer-than": b.filter.NewerThan} {
-		if c.Flags().Changed(name) && age <= 0 {
-			return usage("--%s %v: expected more than 0", name, age)
 		}
 	}
 	if b.rate <= 0 {
@@ -105,7 +98,7 @@ func (a *app) bulk(c *cobra.Command, b *bulkFlags, op operation, reason string) 
 	defer s.close()
 	preview, err := s.schema.PreviewBulk(ctx, s.pool, op.action, b.filter, previewLimit)
 	if err != nil {
-		return badFilter(err)
+		return badArgument(err)
 	}
 	if b.dryRun {
 		return a.showPreview(ctx, s, p, op, preview)
@@ -117,13 +110,15 @@ func (a *app) bulk(c *cobra.Command, b *bulkFlags, op operation, reason string) 
 	if err := a.confirm(fmt.Sprintf("%s %s (filter %s)", op.what, taskCount(preview.Found), preview.Filter)); err != nil {
 		return err
 	}
+	ctx, cancel = a.limit(c, a.timeout) // the person's time to answer does not count
+	defer cancel()
 	var ref outbox.Ref
 	err = s.change(ctx, func(tx pgx.Tx) (err error) {
 		ref, err = s.schema.StartBulk(ctx, tx, op.action, b.filter, reason, op.bulk)
 		return err
 	})
 	if err != nil {
-		return badFilter(err)
+		return badArgument(err)
 	}
 	if ref.New {
 		fmt.Fprintf(a.err, "bulk %d started\n", ref.ID)
@@ -193,10 +188,10 @@ func taskCount(n int64) string {
 	return strconv.FormatInt(n, 10) + " tasks"
 }
 
-// badFilter makes wrong usage of what the SQL functions refuse, with their hint.
-func badFilter(err error) error {
+// badArgument makes wrong usage of what the SQL functions refuse, with their hint.
+func badArgument(err error) error {
 	e, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok || !strings.HasPrefix(e.Code, "22") {
+	if !ok || !refused(err) {
 		return err
 	}
 	text := strings.NewReplacer(`{"all": true}`, "--all", `{"status": "`, "--status ", `"}`, "").Replace(e.Message + ". " + e.Hint)

@@ -185,7 +185,7 @@ func (k *checker) postgres(ctx context.Context, cfg config.CLI) (installation st
 	case err != nil:
 		k.fail(exitUnhealthy, "roles", "", err)
 	case len(missing) > 0:
-		k.warn("roles", "let somebody who may create roles run what taskrelay migrate up prints", "not there: %s", strings.Join(missing, ", "))
+		k.warn("roles", "let somebody who may create roles run the output of taskrelay migrate roles", "not there: %s", strings.Join(missing, ", "))
 	}
 	for _, t := range k.targets {
 		if !slices.Contains(missing, cfg.Schema+"_"+t) {

@@ -92,7 +92,7 @@ To see it at work on this machine, with nothing to set up:  taskrelay dev --demo
 		a.statsCommand(), a.configCommand(), a.checkCommand(),
 		a.requeueCommand(), a.resetCommand(), a.rerunCommand(), a.runCommand(), a.delayCommand(), a.priorityCommand(), a.cancelCommand(), a.deleteCommand(),
 		a.bulkCommand(),
-		a.deadCommand(), a.typesCommand(), a.pauseCommand(), a.resumeCommand(), a.purgeCommand(), a.relayCommand(), a.devCommand(), a.doctorCommand(), a.repositionCommand(), a.healthcheckCommand(), a.versionCommand(),
+		a.deadCommand(), a.typesCommand(), a.pauseCommand(), a.resumeCommand(), a.purgeCommand(), a.relayCommand(), a.devCommand(), a.doctorCommand(), a.repositionCommand(), a.healthcheckCommand(), a.generateCommand(), a.versionCommand(),
 	)
 	return root
 }

@@ -236,3 +236,23 @@ func TestMisspelledVariableIsRefused(t *testing.T) {
 		t.Errorf("got exit code %d, stderr %q", code, errs)
 	}
 }
+
+// Operators think of 2d: the filter of a bulk takes ages as list does.
+func TestBulkFilterTakesDays(t *testing.T) {
+	for _, args := range [][]string{{"requeue", "--older-than", "2d", "--dry-run"}, {"dead", "discard", "--newer-than", "1d", "--dry-run"}} {
+		clean(t)
+		code, _, stderr := run(t, "", args...)
+		if code != exitUsage || !strings.Contains(stderr, "TASKRELAY_DATABASE_URL") {
+			t.Errorf("%v: exit %d, %s", args, code, stderr)
+		}
+	}
+}
+
+// A migration by a user who may not make roles names this command.
+func TestMigrateRolesPrintsThem(t *testing.T) {
+	clean(t)
+	code, stdout, stderr := run(t, "", "migrate", "roles", "--schema", "billing")
+	if code != exitOK || !strings.Contains(stdout, "billing_operator") || strings.Contains(stdout, "CREATE TABLE") {
+		t.Errorf("exit %d, %s: %.300s", code, stderr, stdout)
+	}
+}

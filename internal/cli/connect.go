@@ -139,7 +139,7 @@ func connectNats(cfg config.CLI) (*nats.Conn, error) {
 		return nil, err
 	}
 	opts := []nats.Option{nats.Name("taskrelay-cli"), nats.CustomInboxPrefix("_INBOX_taskrelay"), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1)}
-	own, err := connect.IdentityOf(cfg.Common).Options()
+	own, err := connect.Identity{Creds: cfg.NatsCreds, NKey: cfg.NatsNkey, CA: cfg.NatsCA, Cert: cfg.NatsCert, Key: cfg.NatsKey}.Options()
 	if err != nil {
 		return nil, usage("connect to NATS: %w", err)
 	}

@@ -42,7 +42,7 @@ type deadFilter struct {
 
 func (f *deadFilter) flags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.bizType, "type", "", "biz type")
-	fl.StringVar(&f.reason, "reason", "", "max_attempts, permanent, decode, expired, oversize, refused, compensation_failed or lost")
+	fl.StringVar(&f.reason, "reason", "", "max_attempts, permanent, decode, expired, oversize, refused, compensation_failed, cancelled or lost")
 	fl.StringVar(&f.errorClass, "error-class", "", "class of the last error")
 	fl.StringVar(&f.errorText, "error", "", "text in the last error")
 	fl.StringVar(&f.group, "group", "", "a group of dead groups")

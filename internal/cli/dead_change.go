@@ -29,7 +29,7 @@ errors and attempts stay; requeue still brings such a task back.
 
 ` + bulkHelp,
 		Example: `  taskrelay dead discard 4711 --reason 'paid by hand'
-  taskrelay dead discard --type REFUND_CARD --older-than 720h --reason 'settled with the bank'`,
+  taskrelay dead discard --type REFUND_CARD --older-than 30d --reason 'settled with the bank'`,
 	}
 	reasonFlag(c, &reason, "")
 	return a.changes(c, &reason, func() (operation, error) {

@@ -72,7 +72,7 @@ It exits 0 when nothing is wrong (or, with --fix, when the relay has been asked 
 		},
 	}
 	c.Flags().BoolVar(&fix, "fix", false, "have the relay do at once what it would do about it")
-	reasonFlag(c, &reason, "taskrelay doctor --fix")
+	c.Flags().StringVar(&reason, "reason", "taskrelay doctor --fix", "why, for the audit")
 	return c
 }
 
@@ -175,6 +175,6 @@ starts, and every hour. It is safe while relays and workers run, and to repeat.
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "also when nothing shows that the cluster is another one")
-	reasonFlag(c, &reason, "taskrelay reposition")
+	c.Flags().StringVar(&reason, "reason", "taskrelay reposition", "why, for the audit")
 	return c
 }

@@ -54,21 +54,35 @@ TASKRELAY_DATABASE_URL.`,
 the same as that of "migrate up" on an empty database.`,
 			Example: "  taskrelay migrate sql | psql -v ON_ERROR_STOP=1 \"$TASKRELAY_DATABASE_URL\"",
 			Args:    args(cobra.NoArgs),
-			RunE: func(c *cobra.Command, _ []string) error {
-				cfg, err := a.config(c)
-				if err != nil {
-					return err
-				}
-				sql, err := schema.SQL(schema.Options{Schema: cfg.Schema})
-				if err != nil {
-					return err
-				}
-				_, err = fmt.Fprint(a.out, sql)
-				return err
-			},
+			RunE:    a.printSQL(schema.SQL),
+		},
+		&cobra.Command{
+			Use:   "roles",
+			Short: "Print the roles and their rights as SQL",
+			Long: `roles prints what "migrate up" leaves out where its user may not make roles. Somebody who may runs it, as the owner of
+the schema or a superuser; again does no harm. It needs no database.`,
+			Example: "  taskrelay migrate roles | psql -v ON_ERROR_STOP=1 postgres://postgres@127.0.0.1:5432/app",
+			Args:    args(cobra.NoArgs),
+			RunE:    a.printSQL(schema.RolesSQL),
 		},
 	)
 	return c
+}
+
+// printSQL makes a command that prints what a function renders for the schema.
+func (a *app) printSQL(render func(schema.Options) (string, error)) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, _ []string) error {
+		cfg, err := a.config(c)
+		if err != nil {
+			return err
+		}
+		sql, err := render(schema.Options{Schema: cfg.Schema})
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprint(a.out, sql)
+		return err
+	}
 }
 
 // migrator opens the database that migrations go to.

@@ -77,7 +77,7 @@ func (a *app) switchType(c *cobra.Command, bizType, reason, sql, done string, mo
 	defer s.close()
 	change, err := s.typeChange(ctx, bizType, sql, append([]any{bizType, reason}, more...)...)
 	if err != nil {
-		return err
+		return badArgument(err)
 	}
 	err = printAll(p, []typeChange{change}, func(t typeChange) string { return t.BizType }, []column[typeChange]{
 		{title: "TYPE", cell: func(t typeChange) string { return t.BizType }},

@@ -167,7 +167,7 @@ a + is at least that many. --watch shows it again and again until Ctrl-C.`,
 // screen is watched most while servers restart.
 func (a *app) watchStats(c *cobra.Command, s *session, p *printer, interval time.Duration) error {
 	for ctx := c.Context(); ; {
-		limited, cancel := context.WithTimeoutCause(ctx, a.timeout, fmt.Errorf("no answer within %v (--timeout)", a.timeout))
+		limited, cancel := a.limit(c, a.timeout)
 		st, err := s.stats(limited)
 		cancel()
 		if ctx.Err() != nil {

@@ -174,8 +174,8 @@ Ages are written as 30d, 12h, 0 (delete a task when it succeeds, which frees its
 					settings[key] = value
 				}
 			}
-			if changed("rate") && rate <= 0 || changed("concurrency") && concurrency < 1 || changed("max-attempts") && (maxAttempts < 1 || maxAttempts > 1000) {
-				return usage("--rate and --concurrency must be above 0, --max-attempts 1 to 1000; --clear takes a setting away")
+			if changed("rate") && !(rate > 0 && rate <= 1e6) || changed("concurrency") && concurrency < 1 || changed("max-attempts") && (maxAttempts < 1 || maxAttempts > 1000) {
+				return usage("--rate and --concurrency must be above 0, --rate at most 1000000, --max-attempts 1 to 1000; --clear takes a setting away")
 			}
 			if changed("default-priority") && !slices.Contains([]string{outbox.PriorityHigh, outbox.PriorityLow}, priority) {
 				return usage("--default-priority %q: expected high or low", priority)
