@@ -13,7 +13,7 @@ import (
 
 // Each SQL block of the documentation is run as the role that the page names for it, never as more.
 func TestSQLInTheDocumentationRuns(t *testing.T) {
-	blocks, err := docs.Blocks("sql", "README.md", "docs/sql.md", "docs/operations.md", "docs/dead-letters.md", "docs/notices.md")
+	blocks, err := docs.Blocks("sql", "README.md", "docs/sql.md", "docs/operations.md", "docs/dead-letters.md", "docs/notices.md", "docs/guarantees.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -206,14 +206,18 @@ func TestPeopleAndWorkersDoNotDeadlock(t *testing.T) {
 	people.Wait()
 	e.WaitNoneOpen(t, soon)
 	equal(t, "deadlocks", e.Int(t, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"), 0)
-	t.Log(calls.Load(), e.Text(t, "SELECT string_agg(o || ' ' || n, ', ') FROM (SELECT outcome || coalesce(worker, '-') AS o, count(*) AS n FROM taskrelay.task_attempt GROUP BY 1) AS x"))
+	ended := e.Int(t, "SELECT count(*) FROM taskrelay.task_attempt WHERE outcome IN ('succeeded', 'failed')")
+	all := e.Int(t, "SELECT count(*) FROM taskrelay.task_attempt")
+	if n := calls.Load(); n < ended || n > all { // a call that a person cancelled is neither
+		t.Errorf("%d calls, and the log has %d attempts, %d of them ended by themselves", n, all, ended)
+	}
 	equal(t, "lost or stale attempts", e.Int(t, "SELECT count(*) FROM taskrelay.task_attempt WHERE outcome IN ('lost', 'stale')"), 0)
 }
 
-// C-055: a task that is put off two hundred times leaves two hundred rows in the log, and its own row as small as before.
+// C-055: a task that is put off a hundred times leaves a hundred rows in the log, and its own row as small as before.
 func TestLongHistoryKeepsTheRowSmall(t *testing.T) {
 	t.Parallel()
-	const times = 200
+	const times = 100
 	e := testenv.New(t)
 	var reg command.Registry
 	calls := 0

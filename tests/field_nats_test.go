@@ -55,7 +55,7 @@ func (c *cable) plugIn() {
 	c.out = false
 }
 
-// C-095, C-094: a worker is cut off from NATS in mid-call, for more than three times AckWait, and has its database. Its
+// C-095, C-094: a worker is cut off from NATS in mid-call, for two AckWaits and more, and has its database. Its
 // message goes to another worker again and again, whose claims the lease in the row refuses: one call, and its result counts.
 func TestWorkerCutOffFromNATSIsNotRunBeside(t *testing.T) {
 	t.Parallel()
@@ -101,8 +101,8 @@ func TestWorkerCutOffFromNATSIsNotRunBeside(t *testing.T) {
 	}
 	testenv.Eventually(t, soon, func() error {
 		info, err := consumer.Info(t.Context())
-		if err == nil && info.Delivered.Consumer < 4 {
-			err = errorf("the message was delivered %d times, want 4", info.Delivered.Consumer)
+		if err == nil && info.Delivered.Consumer < 3 {
+			err = errorf("the message was delivered %d times, want 3", info.Delivered.Consumer)
 		}
 		return err
 	})
@@ -176,7 +176,6 @@ func TestTypeThatMayNotBePublishedHoldsUpNoOther(t *testing.T) {
 	insertMany(t, e, "ORDER_PAYMENT", 200)
 	e.WaitCount(t, soon, 200, "SELECT count(*) FROM taskrelay.task WHERE status = 'succeeded'")
 	relay.WaitLog(t, soon, "tasks.BLOCKED.low")
-	relay.WaitLog(t, soon, "lane waits, its tasks stay in the table")
 	equal(t, "untouched", e.Int(t, "SELECT count(*) FROM taskrelay.task WHERE biz_type = 'BLOCKED' AND status = 'pending' AND attempt = 0"), 5)
 	equal(t, "calls", len(sink.Calls()), 200)
 	if n := strings.Count(relay.Logs(), "\n"); n > 100 {
@@ -213,18 +212,17 @@ func TestFullStorageMakesTasksWait(t *testing.T) {
 			}
 		}
 	}
-	t.Log("full", time.Now())
 	insertMany(t, e, "ORDER_PAYMENT", 300)
 	relay.WaitLog(t, soon, "lane waits, its tasks stay in the table")
 	waitHealth(t, adminURL(t, relay)+"/readyz", 503)
 	equal(t, "unharmed", e.Int(t, "SELECT count(*) FROM taskrelay.task WHERE status = 'dead' OR attempt > 1"), 0)
-	t.Log("red", time.Now())
 	if err := e.NATS.JS.DeleteStream(t.Context(), "JUNK"); err != nil {
 		t.Fatal(err)
 	}
+	room := time.Now()
 	e.WaitNoneOpen(t, soon)
+	t.Logf("all had run %v after there was room", time.Since(room))
 	equal(t, "succeeded at once", e.Int(t, "SELECT count(*) FROM taskrelay.task WHERE status = 'succeeded' AND attempt = 1"), 301)
 	equal(t, "calls", len(sink.Calls()), 301)
-	t.Log("done", time.Now(), relay.Logs())
 	waitHealth(t, adminURL(t, relay)+"/readyz", 200)
 }

@@ -118,6 +118,7 @@ func TestBulkFilters(t *testing.T) {
 		{`start_bulk('requeue', '{"type": 7}', 'x')`, `"type" is no string`},
 		{`start_bulk('requeue', '{"older_than": "soon"}', 'x')`, "invalid input syntax"},
 		{`start_bulk('requeue', '{"older_than": "-1 hour"}', 'x')`, "not more than 0"},
+		{`start_bulk('requeue', '{"older_than": "200000 years"}', 'x')`, "at most 100 years"}, // no timestamp reaches back so far
 		{`start_bulk('requeue', '{"type": "A", "status": "succeeded"}', 'x')`, "not for tasks that are succeeded"},
 		{`start_bulk('delete', '{"type": "A"}', 'x')`, "needs a status"},
 		{`start_bulk('delete', '{"type": "A", "status": "running"}', 'x')`, "not for tasks that are running"},
@@ -126,6 +127,8 @@ func TestBulkFilters(t *testing.T) {
 		{`start_bulk('requeue', '{"type": "A"}', 'x', '{"by": "1 min"}')`, `no option "by"`},
 		{`start_bulk('delay', '{"type": "A"}', 'x')`, "out of range"},
 		{`start_bulk('requeue', '{"type": "A"}', 'x', rate => 0)`, "out of range"},
+		{`start_bulk('requeue', '{"type": "A"}', 'x', rate => 1e-15)`, "out of range"}, // nor one so far ahead
+		{`start_bulk('requeue', '{"type": "A"}', 'x', rate => 'NaN')`, "out of range"},
 	} {
 		if _, err := db.Pool.Exec(t.Context(), "SELECT taskrelay."+c.call); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q", c.call, err, c.want)

@@ -328,3 +328,29 @@ func TestConcurrencyHoldsOverLanesAndWorkers(t *testing.T) {
 	equal(t, "most calls at once", most, 4)
 	equal(t, "calls", all.total(), 2*each)
 }
+
+// A consumer that was paused gets its share back, whatever paused it: the other lane's turn where one task at a time may
+// run, or an operator. The server ignores pause_until in an update, so a share alone would not end the pause.
+func TestLimitedTypeGoesOnAfterEachPause(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t)
+	var all calls
+	var reg command.Registry
+	mustRegister(t, &reg, "ONE", all.command(time.Millisecond))
+	e.Exec(t, `SELECT * FROM taskrelay.set_type('ONE', '{"concurrency": 1}', 'the bank has one line', add => true)`)
+	e.RunRelay(quick)
+	e.RunWorker(&reg)
+	both := func() {
+		e.Exec(t, `INSERT INTO taskrelay.task (biz_type, priority) SELECT 'ONE', p FROM generate_series(1, 3), (VALUES ('high'), ('low')) AS x (p)`)
+	}
+	both()
+	e.WaitNoneOpen(t, soon)
+	pauseType(t, e, "ONE")
+	both()
+	resumeType(t, e, "ONE")
+	e.WaitNoneOpen(t, soon)
+	all.mu.Lock()
+	equal(t, "most calls at once", all.most, 1)
+	all.mu.Unlock()
+	equal(t, "calls", all.total(), 12)
+}

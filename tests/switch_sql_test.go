@@ -43,6 +43,8 @@ func TestSwitchFunctionsAreGuardedAndAudited(t *testing.T) {
 		{`set_type('SEEN', '{"rat": 1}', 'x')`, "unknown setting: rat"},
 		{`set_type('SEEN', '[]', 'x')`, "must be an object"},
 		{`set_type('SEEN', '{"rate": 0}', 'x')`, "biz_type_rate_check"},
+		{`set_type('SEEN', '{"rate": "NaN"}', 'x')`, "out of range"},
+		{`set_type('SEEN', '{"rate": "Infinity"}', 'x')`, "out of range"},
 		{`set_type('SEEN', '{"policy": {"strategy": "sometimes", "base_delay": "5s"}}', 'x')`, "is none"},
 		{`set_type('SEEN', '{"policy": {"strategy": "fixed", "base_delay": "soon"}}', 'x')`, "is none"},
 		{`set_type('SEEN', '{"retain_dead": "-1 day"}', 'x')`, "retention_is_not_negative"},
@@ -68,6 +70,7 @@ func TestSwitchFunctionsAreGuardedAndAudited(t *testing.T) {
 		})
 	}
 	refuse(t, asRole(t, db, "taskrelay_worker"), []refused{{`SELECT * FROM taskrelay.purge_page(0, 1, 1, false)`, "permission denied"}})
+	refuse(t, pool, []refused{{`SELECT * FROM taskrelay.purge_page(0, 1, 1, false, older_than => '0')`, "a reason is required"}}) // else no audit
 	// What a worker may delete is what has succeeded where nothing is kept, whatever ids it names.
 	db.Exec(t, `UPDATE taskrelay.retention SET succeeded = '0'`)
 	db.Exec(t, `INSERT INTO taskrelay.task (biz_type, status, finished_at) VALUES ('SEEN', 'succeeded', now()), ('NEW', 'succeeded', now())`)
@@ -118,6 +121,8 @@ func TestSwitchCommands(t *testing.T) {
 		{"types set ORDER_PAYMENT --reason x", 2, "nothing to set"},
 		{"types set ORDER_PAYMENT --rate 0 --reason x", 2, "must be above 0"},
 		{"types set ORDER_PAYMENT --rate 50 --concurrency 8 --retain-succeeded 7d --reason x", 0, "holds within seconds"},
+		{"types set ORDER_PAYMENT --rate NaN --reason x", 2, "must be above 0"},
+		{"types set ORDER_PAYMENT --clear rat --reason x", 2, "Known: rate"},
 		{"types set ORDER_PAYMENT --retain-succeeded soon --reason x", 2, "or forever"},
 		{"types set ORDER_PAYMENT --strategy fixed --reason x", 2, "--base-delay"},
 		{"types set ORDER_PAYMENT --strategy fixed --base-delay 5m --reason x", 0, "true"},

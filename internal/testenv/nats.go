@@ -180,6 +180,12 @@ var buildNATSCLI = sync.OnceValues(func() (string, error) {
 	})
 })
 
+// NATSCLIPath is the nats CLI.
+func NATSCLIPath(t testing.TB) string {
+	t.Helper()
+	return must[string](t, "build the nats CLI")(buildNATSCLI())
+}
+
 // NATSCLI returns a function that runs the nats CLI against a server and returns what it printed.
 func NATSCLI(t testing.TB, url string) func(args ...string) string {
 	t.Helper()
