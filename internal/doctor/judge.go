@@ -13,7 +13,7 @@ func (e *examination) judgeLane(l *Lane) {
 	work := l.Due + l.Open
 	if l.Paused && work > 0 {
 		r.add(Finding{Level: Notice, Code: "paused", Where: where, What: fmt.Sprintf("its type is paused, %s", count(work, "task waits", "tasks wait")),
-			Relay: "publishes nothing of it", You: "taskrelay resume " + l.BizType + ", when it may go on"})
+			Relay: "publishes nothing of it", You: "when it may go on: taskrelay resume " + l.BizType + " --reason '...'"})
 	}
 	if l.LiveWorkers == 0 && work > 0 {
 		r.add(Finding{Level: Problem, Code: "no_worker", Where: where, What: fmt.Sprintf("no live worker knows its type, %s", count(work, "task waits", "tasks wait")),

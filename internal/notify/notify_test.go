@@ -253,6 +253,27 @@ func TestDingTalk(t *testing.T) {
 	}
 }
 
+// The limit of a robot counts for one long error too; what is cut is the error, not the commands behind it.
+func TestLongErrorKeepsTheCommands(t *testing.T) {
+	t.Parallel()
+	n := one()
+	n.Tasks[0].BizID, n.Tasks[0].Error = strings.Repeat("b", 255), strings.Repeat("支", 341)
+	n.RunbookURL = "https://runbooks.example/" + strings.Repeat("r", 200)
+	s := shortText(n)
+	if len(s) > longestText || !strings.Contains(s, "taskrelay requeue 42") || !strings.Contains(s, "支…\n") {
+		t.Errorf("%d bytes:\n%s", len(s), s)
+	}
+	n.Tasks[0].Error = `<at user_id="all"></at>`
+	feishu, err := chatTemplate("feishu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := render(feishu, n)
+	if err != nil || strings.Contains(string(body), `\u003cat`) || strings.Contains(string(body), "<at") {
+		t.Errorf("%v: %s", err, body)
+	}
+}
+
 func TestChatTemplates(t *testing.T) {
 	t.Parallel()
 	address, calls := listen(t, 200, "ok")

@@ -71,10 +71,10 @@ func dingTalkSignature(secret, timestamp string) string {
 
 // chatTemplates are the bodies of robots that many have.
 var chatTemplates = map[string]string{
-	// The text of an error must not call a channel: Slack reads <!channel>, Discord @everyone.
+	// The text of an error must not call a channel: Slack reads <!channel>, Discord @everyone, Feishu <at user_id="all">.
 	"slack":   `{"text": {{json (slack .Text)}}}`,
 	"discord": `{"content": {{json .Text}}, "allowed_mentions": {"parse": []}}`,
-	"feishu":  `{"msg_type": "text", "content": {"text": {{json .Text}}}}`,
+	"feishu":  `{"msg_type": "text", "content": {"text": {{json (feishu .Text)}}}}`,
 	"wecom":   `{"msgtype": "text", "text": {"content": {{json .Text}}{{if .Grave}}, "mentioned_list": ["@all"]{{end}}}}`,
 	"teams": `{"type": "message", "attachments": [{"contentType": "application/vnd.microsoft.card.adaptive", "content": {
 		"type": "AdaptiveCard", "version": "1.4", "body": [{"type": "TextBlock", "text": {{json .Subject}}, "weight": "bolder", "wrap": true},
@@ -126,7 +126,7 @@ func chatTemplate(body string) (*template.Template, error) {
 	t, err := template.New("chat").Option("missingkey=error").Funcs(template.FuncMap{"json": func(v any) (string, error) {
 		b, err := json.Marshal(v)
 		return string(b), err
-	}, "slack": strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace}).Parse(body)
+	}, "slack": strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;").Replace, "feishu": strings.NewReplacer("<", "＜").Replace}).Parse(body)
 	if err != nil {
 		return nil, fmt.Errorf("template: %w", err)
 	}
@@ -147,14 +147,28 @@ func render(t *template.Template, n outbox.Notice) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// shortText leaves out tasks from the end of a long notice: its first lines and its commands say what matters.
+// shortText leaves out tasks from the end of a long notice, and the end of the error of its only one: its first lines and
+// its commands say what matters.
 func shortText(n outbox.Notice) string {
 	for {
 		s := n.Text()
-		if len(s) <= longestText || len(n.Tasks) <= 1 {
+		over := len(s) - longestText
+		if over <= 0 || len(n.Tasks) == 0 {
 			return strings.TrimSpace(s)
 		}
-		n.Tasks = n.Tasks[:len(n.Tasks)-1]
+		if len(n.Tasks) > 1 {
+			n.Tasks = n.Tasks[:len(n.Tasks)-1]
+			continue
+		}
+		t := n.Tasks[0]
+		if t.Error == "" {
+			return strings.TrimSpace(s)
+		}
+		t.Error = strings.ToValidUTF8(t.Error[:max(0, len(t.Error)-over-len("…"))], "")
+		if t.Error != "" {
+			t.Error += "…"
+		}
+		n.Tasks = []outbox.NoticeTask{t}
 	}
 }
 

@@ -254,8 +254,8 @@ func (d *dispatcher) limit(row int) int {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.typeMaxAttempts > 0 {
-		return d.typeMaxAttempts
+	if d.set.maxAttempts > 0 {
+		return d.set.maxAttempts
 	}
 	return d.b.maxAttempts
 }

@@ -105,7 +105,7 @@ func (l *lane) ensureConsumer(ctx context.Context) error {
 func (l *lane) limits() (ackWait time.Duration, maxAckPending int, exact bool) {
 	l.d.mu.Lock()
 	defer l.d.mu.Unlock()
-	if n := l.d.typeConcurrency; n > 0 {
+	if n := l.d.set.concurrency; n > 0 {
 		return l.w.cfg.Lease, n, true // the limit over all workers
 	}
 	return l.w.cfg.Lease, max(minAckPending, 4*l.d.slots), false
@@ -148,7 +148,7 @@ func (l *lane) wanted() jetstream.ConsumerConfig {
 }
 
 // mend compares an existing consumer with what workers want. What an operator changed is reported and left, except
-// where it would strand or misdirect messages.
+// where it would strand or misdirect messages. Pauses are the relay's: the server takes no pause_until from an update.
 func (l *lane) mend(have jetstream.ConsumerConfig) (_ jetstream.ConsumerConfig, changed bool, err error) {
 	log := l.w.log.With().Str("consumer", l.name()).Logger()
 	if have.AckPolicy != jetstream.AckExplicitPolicy || have.DeliverSubject != "" {
@@ -182,12 +182,6 @@ func (l *lane) mend(have jetstream.ConsumerConfig) (_ jetstream.ConsumerConfig, 
 		}
 		want.MaxAckPending, want.Metadata[metadataMaxAckPending] = pending, strconv.Itoa(pending)
 		changed = true
-	}
-	switch paused := l.paused(); {
-	case paused && !outbox.PausedByUs(have):
-		want.PauseUntil, changed = &outbox.PauseMark, true
-	case !paused && !exact && outbox.PausedByUs(have):
-		want.PauseUntil, changed = nil, true
 	}
 	if have.MaxDeliver != -1 {
 		log.Warn().Int("max_deliver", have.MaxDeliver).

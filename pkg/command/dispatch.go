@@ -50,15 +50,12 @@ type dispatcher struct {
 	timer    *time.Timer // set while the rate holds us up
 
 	// What operators set in biz_type, read again every ten seconds.
-	set             typeSwitches
-	keepNothing     atomic.Bool
-	typeMaxAttempts int // 0: not set
-	typeConcurrency int // 0: not set; over all workers
-	workers         int // alive with this type, this one included
+	set         typeSwitches
+	keepNothing atomic.Bool // set.keepNothing, asked for each success
 }
 
 func newDispatcher(w *Worker, b *binding) *dispatcher {
-	d := &dispatcher{w: w, b: b, slots: b.concurrency, workers: 1, tally: newTally(b.bizType)}
+	d := &dispatcher{w: w, b: b, slots: b.concurrency, tally: newTally(b.bizType)}
 	if d.slots == 0 {
 		d.slots = w.cfg.Concurrency
 	}

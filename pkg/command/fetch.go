@@ -104,7 +104,8 @@ func (l *lane) serve(ctx context.Context) error {
 		return err
 	}
 	inbox := l.w.nc.NewInbox()
-	sub, err := l.w.nc.Subscribe(inbox+".*", l.receive)
+	born := l.born.Load()
+	sub, err := l.w.nc.Subscribe(inbox+".*", func(m *nats.Msg) { l.receive(m, born) })
 	if err != nil {
 		return fmt.Errorf("subscribe for %s: %w", l.name(), err)
 	}
@@ -183,8 +184,9 @@ func (l *lane) nextRequest() (seq uint64, n int, err error) {
 	return l.nextPull, n, nil
 }
 
-// receive takes what the server sends: tasks, and the statuses of pulls.
-func (l *lane) receive(m *nats.Msg) {
+// receive takes what the server sends: tasks, and the statuses of pulls. born is the consumer's that was pulled from: what
+// a slow drain still brings of it comes after lane.born is the next one's.
+func (l *lane) receive(m *nats.Msg, born int64) {
 	now := l.w.now()
 	l.heard.Store(int64(now))
 	if !strings.HasPrefix(m.Reply, "$JS.ACK.") {
@@ -192,7 +194,7 @@ func (l *lane) receive(m *nats.Msg) {
 		return
 	}
 	l.noteDelivery(m.Reply)
-	a := &attempt{lane: l, msg: m, arrived: now, born: l.born.Load()}
+	a := &attempt{lane: l, msg: m, arrived: now, born: born}
 	a.progress.Store(int64(now))
 	v := a.identify(l.w.installation)
 	if v == ours {

@@ -125,7 +125,7 @@ func (l *lane) park(d time.Duration) bool {
 		return true
 	}
 	l.d.mu.Lock()
-	workers := max(l.d.workers, 1)
+	workers := max(l.d.set.workers, 1)
 	l.d.mu.Unlock()
 	return l.parked.add(l.w.now(), d, int(l.maxAckPending.Load())/2/workers)
 }

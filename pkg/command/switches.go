@@ -14,8 +14,8 @@ import (
 
 // typeSwitches is what operators set for a type in biz_type, as the worker last read it. The zero value sets nothing.
 type typeSwitches struct {
-	maxAttempts int
-	concurrency int  // over all workers
+	maxAttempts int  // 0: not set
+	concurrency int  // 0: not set; over all workers
 	paused      bool // consumers are made, and kept, paused
 	keepNothing bool // a task that succeeds is deleted
 	policy      string
@@ -47,7 +47,7 @@ func (w *Worker) readSwitches(ctx context.Context, types []string) error {
 		t := found[d.b.bizType]
 		d.mu.Lock()
 		was := d.set
-		d.set, d.typeMaxAttempts, d.typeConcurrency, d.workers = t, t.maxAttempts, t.concurrency, t.workers
+		d.set = t
 		d.mu.Unlock()
 		d.keepNothing.Store(t.keepNothing)
 		if t.policy != was.policy {

@@ -24,8 +24,8 @@ const (
 	claimers = 1
 	settlers = 1
 	lockers  = 2
-	// ownConns: claimers, settlers, lockers, heartbeat, presence.
-	ownConns = claimers + settlers + lockers + 2
+	// ownConns: claimers, settlers, lockers, heartbeat, presence, and deleting what is not kept.
+	ownConns = claimers + settlers + lockers + 3
 )
 
 // Worker fetches, claims, runs and settles the tasks of the registered types. Make it with NewWorker, Run it once.
@@ -89,7 +89,7 @@ func renderStatements(s outbox.Schema) statements {
 // NewWorker makes a worker for the types of reg, which must not be changed afterwards. An empty registry is an error:
 // such a worker would look alive and do nothing.
 //
-// The worker opens up to six connections of its own with the settings of pool, so that handlers that use pool
+// The worker opens up to seven connections of its own with the settings of pool, so that handlers that use pool
 // cannot keep heartbeats from getting one. It does not close pool or nc.
 func NewWorker(pool *pgxpool.Pool, nc *nats.Conn, reg *Registry, cfg WorkerConfig) (*Worker, error) {
 	cfg, err := cfg.withDefaults()

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,13 +82,17 @@ func (r *Relay) shareConcurrency(ctx context.Context) error {
 		}
 	}
 	r.mu.Unlock()
+	var failure error // as of switches
 	for _, t := range slices.Sorted(maps.Keys(limits)) {
 		if err := r.shareType(ctx, t, limits[t]); err != nil {
-			return fmt.Errorf("share the concurrency of %s: %w", t, err)
+			failure = cmp.Or(failure, fmt.Errorf("share the concurrency of %s: %w", t, err))
 		}
 		r.turned("switches")
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 	}
-	return nil
+	return failure
 }
 
 func (r *Relay) shareType(ctx context.Context, bizType string, concurrency int) error {
@@ -136,10 +141,10 @@ func (r *Relay) setLimit(ctx context.Context, info *jetstream.ConsumerInfo, n in
 	c := info.Config
 	c.Metadata = maps.Clone(c.Metadata)
 	c.MaxAckPending, c.Metadata[MetadataMaxAckPending] = n, strconv.Itoa(n)
-	if PausedByUs(c) {
-		c.PauseUntil = nil
-	}
 	_, err := r.js.UpdateConsumer(ctx, stream, c)
+	if err == nil && PausedByUs(c) { // the server takes no pause_until from an update: only a request of its own ends one
+		_, err = r.js.ResumeConsumer(ctx, stream, info.Name)
+	}
 	if errors.Is(err, jetstream.ErrConsumerDoesNotExist) || errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return nil
 	}

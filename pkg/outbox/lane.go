@@ -134,8 +134,9 @@ func (r *Relay) heartbeat(ctx context.Context) error {
 	return nil
 }
 
-// discoverSQL walks task_lane (which asks for a word on xid) from one type to the next instead of over its rows, and makes both lanes of each type
-// that is new, also of types that workers have registered: then the first task of a lane does not wait to be found.
+// discoverSQL walks task_lane (which asks for a word on xid) from one type to the next instead of over its rows, and makes
+// both lanes of each type that is new, also of types that workers have registered: then the first task of a lane does not
+// wait to be found.
 const discoverSQL = `-- taskrelay: discover lanes
 WITH RECURSIVE found AS (
   (SELECT t.biz_type FROM {{schema}}.task AS t WHERE t.xid >= '0' ORDER BY t.biz_type LIMIT 1)

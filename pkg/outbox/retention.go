@@ -92,14 +92,15 @@ type openRound struct {
 	since  time.Time
 }
 
-// leasePurgeSQL makes us the relay that deletes, and writes down by which ages.
+// leasePurgeSQL makes us the relay that deletes, and writes down by which ages. A lease that ends in more than a minute is
+// none, as of lanes.
 const leasePurgeSQL = `-- taskrelay: lease retention
 UPDATE {{schema}}.retention AS r
 SET owner = $1::text, owner_until = now() + $2::bigint * interval '1 millisecond',
   succeeded = $3::bigint * interval '1 microsecond', cancelled = $4::bigint * interval '1 microsecond',
   dead = $5::bigint * interval '1 microsecond', attempts = $6::bigint * interval '1 microsecond',
   audit = $7::bigint * interval '1 microsecond'
-WHERE r.owner IS NULL OR r.owner = $1::text OR r.owner_until < now()
+WHERE r.owner IS NULL OR r.owner = $1::text OR r.owner_until NOT BETWEEN now() AND now() + interval '1 minute'
 RETURNING r.task_low, r.attempt_low, r.audit_low,
   coalesce(r.full_at < now() - least($8::bigint * interval '1 microsecond', greatest($9::bigint * interval '1 microsecond', (
     SELECT least(r.succeeded, r.cancelled, r.dead, min(least(b.retain_succeeded, b.retain_cancelled, b.retain_dead)))

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -137,19 +138,18 @@ func (r *Relay) applySwitches(ctx context.Context) (time.Duration, error) {
 		return switchTick, nil
 	}
 	held, _, _, _ := r.heldLanes(func(l *lane) bool { return r.settings.paused[l.bizType] || !l.flows })
-	for i, l := range held {
+	var failure error // the first one: a consumer that has no leader must not keep the others from being paused
+	for _, l := range held {
 		if err := r.switchConsumer(ctx, l); err != nil {
-			return 0, fmt.Errorf("consumer of %s.%s: %w", l.bizType, l.priority, err)
+			failure = cmp.Or(failure, fmt.Errorf("consumer of %s.%s: %w", l.bizType, l.priority, err))
 		}
-		if i%50 == 49 {
-			r.turned("switches")
-		}
+		r.turned("switches")
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
 	}
-	if err := r.shareConcurrency(ctx); err != nil {
-		return 0, err
+	if failure = cmp.Or(failure, r.shareConcurrency(ctx)); failure != nil {
+		return 0, failure
 	}
 	if now := time.Now(); now.Sub(r.refusedAt) >= refusedTick {
 		reported, err := r.reportRefusedTypes(ctx)

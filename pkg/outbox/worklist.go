@@ -3,6 +3,7 @@ package outbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -213,13 +214,19 @@ func (r *Relay) takeList(ctx context.Context, lanes []*lane, types, priorities [
 		}
 	}
 	r.mu.Unlock()
+	var failure error
 	for i := range all {
 		t := &all[i]
 		if !t.wanted {
 			continue
 		}
 		if t.lettered {
-			if err := r.deleteLetter(ctx, t.bizType, t.record.id, t.generation); err != nil {
+			err := failure
+			if !errors.Is(err, context.DeadlineExceeded) { // else each of hundreds would keep all lanes waiting for as long
+				err = r.deleteLetter(ctx, t.bizType, t.record.id, t.generation)
+			}
+			if err != nil {
+				failure = err
 				r.endLook(t.look, false)
 				continue
 			}
@@ -235,7 +242,7 @@ func (r *Relay) takeList(ctx context.Context, lanes []*lane, types, priorities [
 		}
 		r.publishLook(m, &t.record, t.look, failed)
 	}
-	return len(all), more, nil
+	return len(all), more, failure
 }
 
 // batchSize is what a take has brought of one lane.
