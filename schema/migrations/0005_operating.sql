@@ -452,8 +452,10 @@ BEGIN
                 HINT = 'Known are type, status, error, error_class, group, dead_reason, older_than, newer_than and all.';
         ELSIF key IN ('type', 'error', 'error_class', 'group', 'dead_reason', 'older_than', 'newer_than') AND jsonb_typeof(f -> key) <> 'string' THEN
             RAISE EXCEPTION 'the filter''s "%" is no string', key USING ERRCODE = 'invalid_parameter_value';
-        ELSIF key IN ('older_than', 'newer_than') AND ((f ->> key)::interval > '0') IS NOT TRUE THEN
-            RAISE EXCEPTION 'the filter''s "%" is not more than 0: %', key, f ->> key USING ERRCODE = 'invalid_parameter_value', HINT = 'Such as "90 minutes".';
+        ELSIF key IN ('older_than', 'newer_than') AND ((f ->> key)::interval > '0' AND (f ->> key)::interval <= '100 years') IS NOT TRUE THEN
+            -- What is out of Postgres's range would end each batch with an error, and no other bulk would get its turn.
+            RAISE EXCEPTION 'the filter''s "%" is not more than 0 and at most 100 years: %', key, f ->> key
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Such as "90 minutes".';
         END IF;
     END LOOP;
     -- An empty filter is more often a mistake than a wish.
@@ -557,8 +559,8 @@ BEGIN
     END LOOP;
     o := coalesce((SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(o) AS e WHERE e.value <> 'false'), '{}');
     PERFORM {{schema}}.operate(start_bulk.action, '{}', start_bulk.reason, o); -- it refuses what it would refuse of each batch
-    IF (start_bulk.rate > 0 AND start_bulk.rate <= 1000000) IS NOT TRUE THEN
-        RAISE EXCEPTION 'rate % is out of range: it must be more than 0 and at most 1000000 tasks a second', coalesce(start_bulk.rate::text, 'NULL')
+    IF (start_bulk.rate >= 0.001 AND start_bulk.rate <= 1000000) IS NOT TRUE THEN
+        RAISE EXCEPTION 'rate % is out of range: it must be 0.001 to 1000000 tasks a second', coalesce(start_bulk.rate::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     LOOP

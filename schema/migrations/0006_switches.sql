@@ -147,6 +147,10 @@ BEGIN
         RAISE EXCEPTION 'policy % is none', wanted USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Such as {"strategy": "exponential", "base_delay": "5s", "max_delay": "1h", "jitter": 0.2}; strategies are fixed, exponential and random.';
     END IF;
+    IF (clean ->> 'rate')::float8 > 1000000 THEN -- so is NaN, for Postgres
+        RAISE EXCEPTION 'rate % is out of range: it must be above 0 and at most 1000000 messages a second', clean ->> 'rate'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
 
     changed := false;
     IF set_type.add THEN
@@ -228,6 +232,9 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET
 AS $$
 #variable_conflict use_column
 BEGIN
+    IF purge_page.older_than IS NOT NULL AND NOT purge_page.dry_run THEN -- a person's wish, not the ages that are set
+        PERFORM {{schema}}.audit_reason(purge_page.reason);
+    END IF;
     RETURN QUERY
     WITH page AS MATERIALIZED (
         SELECT t.id, t.biz_type, t.status, t.finished_at, t.dead_lettered_at, t.ordering_key IS NOT NULL AS keyed
