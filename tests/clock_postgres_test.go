@@ -22,7 +22,7 @@ func TestPostgresClockIsSet(t *testing.T) {
 	sink := testenv.NewSink(t)
 	sink.Default(testenv.Reply{Status: 200, Delay: 20 * time.Millisecond})
 	vars := testenv.Types(testenv.HTTPType("ORDER_PAYMENT", sink.URL), testenv.HTTPType("RETRIED", sink.URL, "BASE_DELAY", "1s"))
-	vars = append(vars, "TASKRELAY_WORKER_LEASE=20s")
+	vars = append(vars, "TASKRELAY_WORKER_LEASE=20s", "TASKRELAY_RETAIN_SUCCEEDED=3650d") // summer time is more than a month away
 	start := func() (relay, worker *testenv.Process) {
 		return e.StartRelay(vars...), e.StartWorker(vars...)
 	}

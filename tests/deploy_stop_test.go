@@ -103,12 +103,15 @@ func TestSIGTERMWhileClaiming(t *testing.T) {
 	sink := testenv.NewSink(t)
 	e.StartRelay()
 	const tasks = 30
+	vars := append(testenv.HTTPType("ORDER_PAYMENT", sink.URL), "TASKRELAY_WORKER_LEASE=60s", "TASKRELAY_WORKER_GRACE=20s")
+	worker := testenv.Start(t, "worker", nil, e.Vars(vars...)...)
+	worker.WaitLog(t, soon, "worker started")
+	worker.Signal(t, syscall.SIGSTOP) // until its tasks are there and the table is not
 	e.Exec(t, `INSERT INTO taskrelay.task (biz_type) SELECT 'ORDER_PAYMENT' FROM generate_series(1, $1)`, tasks)
 	waitMessages(t, e, tasks)
 	thaw := freeze(t, e)
-	vars := append(testenv.HTTPType("ORDER_PAYMENT", sink.URL), "TASKRELAY_WORKER_LEASE=60s", "TASKRELAY_WORKER_GRACE=20s")
-	worker := testenv.Start(t, "worker", nil, e.Vars(vars...)...)
-	waitStuck(t, e, "claim")
+	worker.Signal(t, syscall.SIGCONT)
+	waitStuck(t, e, "take over") // the claim itself waits for no lock
 	worker.Signal(t, syscall.SIGTERM)
 	worker.WaitLog(t, soon, "worker stopping")
 	thaw()

@@ -3,6 +3,7 @@
 package tests
 
 import (
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,12 +18,15 @@ func TestSIGTERMWhileClaimingForEver(t *testing.T) {
 	sink := testenv.NewSink(t)
 	e.StartRelay()
 	const tasks = 30
+	vars := append(testenv.HTTPType("ORDER_PAYMENT", sink.URL), "TASKRELAY_WORKER_GRACE=1s")
+	worker := e.StartWorker(vars...)
+	worker.WaitLog(t, soon, "worker started")
+	worker.Signal(t, syscall.SIGSTOP) // until its tasks are there and the table is not
 	e.Exec(t, `INSERT INTO taskrelay.task (biz_type) SELECT 'ORDER_PAYMENT' FROM generate_series(1, $1)`, tasks)
 	waitMessages(t, e, tasks)
 	thaw := freeze(t, e)
-	vars := append(testenv.HTTPType("ORDER_PAYMENT", sink.URL), "TASKRELAY_WORKER_GRACE=1s")
-	worker := e.StartWorker(vars...)
-	waitStuck(t, e, "claim")
+	worker.Signal(t, syscall.SIGCONT)
+	waitStuck(t, e, "take over")
 	began := time.Now()
 	if code := worker.Stop(t, 20*time.Second); code != 0 {
 		t.Errorf("exit code after SIGTERM: got %d, want 0", code)
