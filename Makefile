@@ -50,7 +50,8 @@ chaos: postgres ## break everything for DURATION with SEED and prove that nothin
 	@cd tests/faults && $(BIN)/chaos -test.v -test.timeout 0 -test.run TestNothingIsLostWhateverDies -duration $(DURATION) -seed $(SEED) -rate $(RATE)
 
 # The long forms of what make test has in short: every outage of Postgres, a cluster of three nats-servers taken down in
-# each way, clocks that are set to and fro. About ten minutes. SOAK=TestPostgresOutages: one of them.
+# each way, clocks that are set to and fro, wrong clocks of processes, the version before this one beside it. About ten
+# minutes. SOAK=TestPostgresOutages: one of them.
 SOAK ?= TestReplicatedStreams|TestPostgresOutages|StandbyIsPromoted|TestPostgresClockIsSet|TestProcessClocksAreWrong|TestSIGTERM|TestPreviousVersion
 .PHONY: soak
 soak: postgres pgbouncer faketime ## the long forms of the tests of clusters, databases, clocks and deploys
