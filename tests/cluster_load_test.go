@@ -118,13 +118,6 @@ func (l *load) counts(at time.Time) (waiting int, fresh bool) {
 	return waiting, fresh
 }
 
-// loses says that what is committed between the two may be lost: it was on a server that is gone, and on no other.
-func (l *load) loses(from, to time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lag = [2]time.Time{from, to}
-}
-
 func (l *load) lagged(at time.Time) bool { return !at.Before(l.lag[0]) && !at.After(l.lag[1]) }
 
 // warmUp waits until calls come.

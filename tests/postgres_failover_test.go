@@ -1,3 +1,5 @@
+//go:build soak
+
 package tests
 
 import (
@@ -117,4 +119,11 @@ func caughtUp(t *testing.T, p, s *pgtemp.Server) {
 		}
 		return nil
 	})
+}
+
+// loses says that what is committed between the two may be lost: it was on a server that is gone, and on no other.
+func (l *load) loses(from, to time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lag = [2]time.Time{from, to}
 }
