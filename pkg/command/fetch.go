@@ -132,7 +132,7 @@ func (l *lane) serve(ctx context.Context) error {
 			if n == 0 {
 				break
 			}
-			body := `{"batch":` + strconv.Itoa(n) + `,"max_bytes":` + strconv.FormatInt(l.pullBytes(), 10) + `,"expires":` + strconv.FormatInt(int64(pullExpires), 10) +
+			body := `{"batch":` + strconv.Itoa(n) + l.byteLimit(n) + `,"expires":` + strconv.FormatInt(int64(pullExpires), 10) +
 				`,"idle_heartbeat":` + strconv.FormatInt(int64(pullHeartbeat), 10) + `}`
 			if err := l.w.nc.PublishRequest(next, inbox+"."+strconv.FormatUint(seq, 10), []byte(body)); err != nil {
 				return fmt.Errorf("pull from %s: %w", l.name(), err)

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -17,6 +18,18 @@ const (
 )
 
 func (l *lane) pullBytes() int64 { return max(leastPullBytes, 2*l.w.nc.MaxPayload()) }
+
+// byteLimit is what a pull of n messages says of bytes: nothing while the messages of the type are known to be small.
+// A pull with a limit costs the server more. [A drain of 252 B payloads: 5,300 to 6,400/s with it, 9,700 to 9,900 without.]
+func (l *lane) byteLimit(n int) string {
+	l.d.mu.Lock()
+	size := l.d.size
+	l.d.mu.Unlock()
+	if size > 0 && n*size < leastPullBytes/8 {
+		return ""
+	}
+	return `,"max_bytes":` + strconv.FormatInt(l.pullBytes(), 10)
+}
 
 // bytesReached reports whether a pull has ended because of its bytes. It is over in the ordinary way: the next one goes
 // on.
