@@ -20,7 +20,8 @@ const (
 func (l *lane) pullBytes() int64 { return max(leastPullBytes, 2*l.w.nc.MaxPayload()) }
 
 // byteLimit is what a pull of n messages says of bytes: nothing while the messages of the type are known to be small.
-// A pull with a limit costs the server more. [A drain of 252 B payloads: 5,300 to 6,400/s with it, 9,700 to 9,900 without.]
+// With a limit in each pull a worker was seen idle while 10,000 messages waited; why is not known. [A drain of 252 B
+// payloads: 5,300 to 6,400/s with it, 9,700 to 11,700 without.]
 func (l *lane) byteLimit(n int) string {
 	l.d.mu.Lock()
 	size := l.d.size
