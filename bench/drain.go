@@ -18,7 +18,8 @@ type drainPlan struct {
 	churn  int  // tasks worked off while an old snapshot is held, which the drain then finds held too
 	fail   bool // each fifth task fails once
 	idle   int  // further types without work
-	old    int  // rows that have been finished for long, which the relay deletes meanwhile
+	old    int  // rows that are finished, of taskrelay
+	purge  bool // they have been so for longer than they are kept: the relay deletes them meanwhile
 }
 
 // drains measures a drain of each system in turn.
@@ -82,17 +83,17 @@ func (b *bench) drain(ctx context.Context, s system, plan drainPlan) (row, error
 		}
 	}
 
+	if plan.old > 0 && s.name == "taskrelay" {
+		if err := p.fillOld(ctx, plan); err != nil {
+			return row{}, err
+		}
+	}
 	var last int64
 	if err := p.pool.QueryRow(ctx, s.last).Scan(&last); err != nil {
 		return row{}, err
 	}
 	if err := p.fill(ctx, s.fill, 0, b.tasks-1, bizType); err != nil {
 		return row{}, err
-	}
-	if plan.old > 0 && s.name == "taskrelay" {
-		if err := p.fill(ctx, fillOld, 1, plan.old, bizType); err != nil {
-			return row{}, err
-		}
 	}
 	// A full table of some age: seen by vacuum, known to the planner, its pages on disk, so that the first change of
 	// each page is logged whole.
@@ -126,14 +127,24 @@ func (p *place) fill(ctx context.Context, sql string, from, to int, bizType stri
 	return nil
 }
 
-// fillOld inserts rows that have been finished for longer than they are kept, and lets the relay begin with them at once.
-const fillOld = `WITH due AS (UPDATE taskrelay.retention SET full_at = NULL)
+// fillOld inserts rows that are finished, and lets the relay look at them at once.
+func (p *place) fillOld(ctx context.Context, plan drainPlan) error {
+	age := "1 hour"
+	if plan.purge {
+		age = "31 days"
+	}
+	_, err := p.pool.Exec(ctx, `WITH due AS (UPDATE taskrelay.retention SET full_at = NULL)
 INSERT INTO taskrelay.task (biz_type, biz_id, payload, status, finished_at)
-SELECT $3::text, 'O-' || n, json_build_object('n', n, 'pad', $4::text), 'succeeded', now() - interval '31 days'
-FROM generate_series($1::int, $2::int) AS n`
+SELECT $2::text, 'O-' || n, json_build_object('n', n, 'pad', $3::text), 'succeeded', now() - $4::text::interval
+FROM generate_series(1, $1::int) AS n`, plan.old, bizType, pad, age)
+	if err != nil {
+		return fmt.Errorf("insert finished tasks: %w", err)
+	}
+	return nil
+}
 
-// workOff lets the system consume until no task above id after is open, and returns what that took. around, if any,
-// is called before and after.
+// workOff lets the system consume until no task above id after is open, and returns what that took from the first task
+// handled on: how long a system takes to start is no part of it. around, if any, is called before and after.
 func (p *place) workOff(ctx context.Context, after int64, tasks int, around func(begin bool) error) (row, error) {
 	if around == nil {
 		around = func(bool) error { return nil }
@@ -144,11 +155,14 @@ func (p *place) workOff(ctx context.Context, after int64, tasks int, around func
 	if err := around(true); err != nil {
 		return row{}, err
 	}
-	from, err := p.sample(ctx)
-	if err != nil {
+	if _, err := p.gate().ask(ctx, request{Do: "start"}); err != nil {
 		return row{}, err
 	}
-	if _, err := p.gate().ask(ctx, request{Do: "start"}); err != nil {
+	if _, err := p.handler().ask(ctx, request{Do: "first"}); err != nil {
+		return row{}, err
+	}
+	from, err := p.sample(ctx)
+	if err != nil {
 		return row{}, err
 	}
 	if _, err := p.handler().ask(ctx, request{Do: "wait"}); err != nil {

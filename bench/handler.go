@@ -21,17 +21,18 @@ type counter struct {
 	fail     bool
 	done     atomic.Int64
 	target   atomic.Int64
+	first    chan struct{} // closed when one is handled
 	reached  chan struct{} // closed at target
 	arrivals []int64       // wall clock in ns, by payload.N
 }
 
 func newCounter(cfg childConfig) *counter {
-	return &counter{fail: cfg.Fail, arrivals: make([]int64, cfg.Timed), reached: make(chan struct{})}
+	return &counter{fail: cfg.Fail, arrivals: make([]int64, cfg.Timed), first: make(chan struct{}), reached: make(chan struct{})}
 }
 
 // expect sets after how many tasks reached is closed. Nothing may be running.
 func (c *counter) expect(n int64) {
-	c.reached = make(chan struct{})
+	c.first, c.reached = make(chan struct{}), make(chan struct{})
 	c.done.Store(0)
 	c.target.Store(n)
 }
@@ -45,7 +46,11 @@ func (c *counter) handle(p payload, attempt int) error {
 	if c.fail && attempt == 1 && p.N%5 == 0 {
 		return errFifth
 	}
-	if c.done.Add(1) == c.target.Load() {
+	n := c.done.Add(1)
+	if n == 1 {
+		close(c.first)
+	}
+	if n == c.target.Load() {
 		close(c.reached)
 	}
 	return nil

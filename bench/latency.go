@@ -9,13 +9,16 @@ import (
 // latencyRate is how many business transactions a second the latency is measured at.
 const latencyRate = 500
 
+// latencyWarm is how many tasks go before those that are measured: two seconds of them.
+const latencyWarm = 2 * latencyRate
+
 // steadyLimit bounds what producers can make in a window; no machine here makes so many.
 const steadyLimit = 1_000_000
 
 // latency measures commit to handler at a fixed rate: taskrelay by polling and with a wake-up after each commit, River
 // by its NOTIFY.
 func latency(ctx context.Context, b *bench) error {
-	n := int(latencyRate * b.window.Seconds())
+	n := int(latencyRate*b.window.Seconds()) + latencyWarm
 	for run := range b.runs {
 		for _, name := range b.systems {
 			for _, wake := range []bool{false, true} {
@@ -27,7 +30,7 @@ func latency(ctx context.Context, b *bench) error {
 					scenario = "latency-wake"
 				}
 				b.results.begin(scenario, name, run+1, b.runs)
-				r, err := b.produced(ctx, name, produceTimed{count: n, rate: latencyRate, wake: wake})
+				r, err := b.produced(ctx, name, produceTimed{count: n, rate: latencyRate, warm: latencyWarm, wake: wake})
 				if err != nil {
 					return fmt.Errorf("%s: %w", name, err)
 				}
@@ -59,6 +62,7 @@ func steady(ctx context.Context, b *bench) error {
 type produceTimed struct {
 	count  int // at rate a second
 	rate   float64
+	warm   int           // of them, the first, whose latency is not measured
 	window time.Duration // or as fast as possible for so long
 	wake   bool
 }
@@ -85,6 +89,9 @@ func (b *bench) produced(ctx context.Context, name string, plan produceTimed) (r
 		return row{}, fmt.Errorf("warm up: %w", err)
 	}
 	if _, err := p.gate().ask(ctx, request{Do: "start"}); err != nil {
+		return row{}, err
+	}
+	if err := p.doOne(ctx); err != nil {
 		return row{}, err
 	}
 	enqueue, err := s.enqueuer(p.pool)
@@ -120,7 +127,7 @@ func (b *bench) produced(ctx context.Context, name string, plan produceTimed) (r
 		commits = commits[:len(commits)-1]
 	}
 	r := cost(from, to, len(commits))
-	if err := p.latencies(ctx, commits, &r); err != nil {
+	if err := p.latencies(ctx, plan.warm, commits, &r); err != nil {
 		return row{}, err
 	}
 	if r.Memory, err = p.memory(); err != nil {
@@ -130,4 +137,14 @@ func (b *bench) produced(ctx context.Context, name string, plan produceTimed) (r
 		return row{}, err
 	}
 	return r, p.counters(ctx, &r)
+}
+
+// doOne returns when a system that was started has done one more task, and so is at work: nobody's latency is that of
+// its start.
+func (p *place) doOne(ctx context.Context) error {
+	if err := p.fill(ctx, p.system.fill, -warmUp-1, -warmUp-1, bizType); err != nil {
+		return err
+	}
+	_, err := p.waitDone(ctx, 0)
+	return err
 }

@@ -85,8 +85,8 @@ func freely(window time.Duration, limit int) func() (int, bool) {
 }
 
 // latencies compares commits, as their producers saw them return, with the arrivals at the handler. A handler may be
-// faster than the answer to COMMIT; that counts as 0.
-func (p *place) latencies(ctx context.Context, commits []int64, r *row) error {
+// faster than the answer to COMMIT; that counts as 0. The first ones, skip, are left out.
+func (p *place) latencies(ctx context.Context, skip int, commits []int64, r *row) error {
 	text, err := p.handler().ask(ctx, request{Do: "arrivals"})
 	if err != nil {
 		return err
@@ -100,7 +100,9 @@ func (p *place) latencies(ctx context.Context, commits []int64, r *row) error {
 		if i >= len(arrivals) || arrivals[i] == 0 {
 			return fmt.Errorf("task %d of %d never reached its handler", i, len(commits))
 		}
-		ms = append(ms, max(float64(arrivals[i]-at)/1e6, 0))
+		if i >= skip {
+			ms = append(ms, max(float64(arrivals[i]-at)/1e6, 0))
+		}
 	}
 	slices.Sort(ms)
 	r.P50, r.P95, r.P99 = percentile(ms, 50), percentile(ms, 95), percentile(ms, 99)

@@ -72,6 +72,9 @@ func (r *role) serve(ctx context.Context, q request) (any, error) {
 	case "expect":
 		r.counter.expect(q.Count)
 		return nil, nil
+	case "first":
+		<-r.counter.first
+		return nil, nil
 	case "wait":
 		<-r.counter.reached
 		return nil, nil

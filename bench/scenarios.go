@@ -20,7 +20,8 @@ var scenarios = []scenario{
 	{"retry", false, drainOf(func(int) drainPlan { return drainPlan{name: "retry", fail: true} })},
 	{"types", false, drainOf(func(int) drainPlan { return drainPlan{name: "types", idle: 299} })},
 	// RETAIN_*: ten times as many old rows lie there, and go as the relay finds the time.
-	{"retention", false, drainOf(func(tasks int) drainPlan { return drainPlan{name: "retention", old: 10 * tasks} })},
+	{"finished", false, drainOf(func(tasks int) drainPlan { return drainPlan{name: "finished", old: 10 * tasks} })},
+	{"retention", false, drainOf(func(tasks int) drainPlan { return drainPlan{name: "retention", old: 10 * tasks, purge: true} })},
 	{"idle", false, idle},
 }
 
