@@ -229,7 +229,7 @@ func (r *Relay) letter(d *deadTask, replay bool) *nats.Msg {
 }
 
 func (r *Relay) describeDead(h nats.Header, d *deadTask) {
-	r.addTaskHeaders(h, &d.record)
+	r.addTaskHeaders(h, new(taskHeaders), &d.record)
 	h[HeaderAttempts] = []string{strconv.Itoa(d.attempts)}
 	h[HeaderReason] = []string{d.reason}
 	h[HeaderError] = []string{headerText(d.lastError)}

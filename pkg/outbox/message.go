@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -11,31 +12,51 @@ import (
 	"github.com/taskrelay/taskrelay/internal/text"
 )
 
-// message makes the message of a task: the body is the payload, byte for byte, the rest is headers.
-// dropped is the number of the row's headers that cannot be sent.
-func (r *Relay) message(rec *record) (m *nats.Msg, dropped int) {
-	h := make(nats.Header, 12)
-	if rec.headers != nil {
-		dropped = addRowHeaders(h, rec.headers)
-	}
-	r.addTaskHeaders(h, rec)
-	return &nats.Msg{Subject: r.names.Subject(rec.bizType, rec.priority), Header: h, Data: rec.payload}, dropped
+// An envelope is a message that is used for one task after the other: the client copies it while it is published. [A header
+// map made and filled for each message is 13 allocations and 3 µs.]
+type envelope struct {
+	msg    nats.Msg
+	values taskHeaders
 }
 
-// addTaskHeaders sets ours, last, so that a row cannot forge them.
-func (r *Relay) addTaskHeaders(h nats.Header, rec *record) {
-	h[HeaderInstallation] = []string{r.installation}
-	h[HeaderID] = []string{strconv.FormatInt(rec.id, 10)}
-	h[HeaderBizType] = []string{rec.bizType}
-	if rec.bizID != nil {
-		h[HeaderBizID] = []string{*rec.bizID}
+// taskHeaders are the values of our headers, in one piece.
+type taskHeaders [9]string
+
+var envelopes = sync.Pool{New: func() any { return &envelope{msg: nats.Msg{Header: make(nats.Header, 12)}} }}
+
+// message makes the message of a task in e: the body is the payload, byte for byte, the rest is headers.
+// dropped is the number of the row's headers that cannot be sent.
+func (r *Relay) message(e *envelope, rec *record) (m *nats.Msg, dropped int) {
+	m = &e.msg
+	clear(m.Header)
+	if rec.headers != nil {
+		dropped = addRowHeaders(m.Header, rec.headers)
 	}
-	h[HeaderGeneration] = []string{strconv.Itoa(rec.generation)}
-	h[HeaderPhase] = []string{rec.phase}
-	h[HeaderPriority] = []string{rec.priority}
-	h[HeaderCreatedAt] = []string{strconv.FormatInt(rec.created.UnixMicro(), 10)}
+	r.addTaskHeaders(m.Header, &e.values, rec)
+	m.Subject, m.Data = r.names.Subject(rec.bizType, rec.priority), rec.payload
+	return m, dropped
+}
+
+// addTaskHeaders sets ours, last, so that a row cannot forge them. Their values are kept in v.
+func (r *Relay) addTaskHeaders(h nats.Header, v *taskHeaders, rec *record) {
+	n := 0
+	set := func(name, value string) {
+		v[n] = value
+		h[name] = v[n : n+1 : n+1]
+		n++
+	}
+	set(HeaderInstallation, r.installation)
+	set(HeaderID, strconv.FormatInt(rec.id, 10))
+	set(HeaderBizType, rec.bizType)
+	if rec.bizID != nil {
+		set(HeaderBizID, *rec.bizID)
+	}
+	set(HeaderGeneration, strconv.Itoa(rec.generation))
+	set(HeaderPhase, rec.phase)
+	set(HeaderPriority, rec.priority)
+	set(HeaderCreatedAt, strconv.FormatInt(rec.created.UnixMicro(), 10))
 	if rec.phase == PhaseCompensate {
-		h[HeaderError] = []string{headerText(rec.cause)}
+		set(HeaderError, headerText(rec.cause))
 	}
 }
 

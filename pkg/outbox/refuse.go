@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/taskrelay/taskrelay/internal/pg"
@@ -40,7 +39,7 @@ func (r *Relay) buryRefused(ctx context.Context) error {
 			reason = "oversize"
 		}
 		var buried int64
-		args := []any{p.task, p.gen, reason, text.Storable(p.refusal.Error(), 8<<10)}
+		args := []any{p.rec.id, p.rec.generation, reason, text.Storable(p.refusal.Error(), 8<<10)}
 		err := r.withPatience(ctx, buryRefusedSQL, queryTimeout, func(ctx context.Context) error {
 			return pg.QueryLocked(ctx, r.pool, r.cfg.Schema.Render(buryRefusedSQL), args, func(rows pgx.Rows) error { return rows.Scan(&buried) })
 		})
@@ -51,10 +50,10 @@ func (r *Relay) buryRefused(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("bury refused task %d: %w", p.task, err)
+			return fmt.Errorf("bury refused task %d: %w", p.rec.id, err)
 		}
 		if buried != 0 { // else it has moved on
-			r.log.Error().Err(p.refusal).Int64("task_id", p.task).Str("biz_type", p.lane.bizType).Str("reason", reason).
+			r.log.Error().Err(p.refusal).Int64("task_id", p.rec.id).Str("biz_type", p.lane.bizType).Str("reason", reason).
 				Msg("task is dead: its message cannot be published")
 		}
 		r.mu.Lock()
@@ -83,11 +82,19 @@ func tooLarge(err error) bool {
 
 // sized adds to an answer that a message is too large how large it is and what the stream takes: the server's text has
 // neither. r.mu is held.
-func (r *Relay) sized(err error, m *nats.Msg) error {
+func (r *Relay) sized(err error, rec *record) error {
 	var e *jetstream.APIError
 	if !errors.As(err, &e) || e.ErrorCode != 10054 {
 		return err
 	}
-	return fmt.Errorf("%w: %d bytes with headers, max_msg_size of stream %[3]s is %[4]d: raise it with \"nats stream edit %[3]s --max-msg-size=-1\", then requeue the task",
-		err, m.Size(), r.names.Stream(), r.sizeLimit)
+	return fmt.Errorf("%w: %d bytes with headers, max_msg_size of stream %[3]s is %[4]d: raise it with \"%[5]s stream edit %[3]s --max-msg-size=-1\", then requeue the task",
+		err, r.size(rec), r.names.Stream(), r.sizeLimit, r.names.natsCLI())
+}
+
+// size is how many bytes the message of a task has, with its headers.
+func (r *Relay) size(rec *record) int {
+	e := envelopes.Get().(*envelope)
+	defer envelopes.Put(e)
+	m, _ := r.message(e, rec)
+	return m.Size()
 }

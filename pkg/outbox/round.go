@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/nats-io/nats.go"
 
 	"github.com/taskrelay/taskrelay/internal/pg"
 )
@@ -26,10 +25,7 @@ const (
 type parcel struct {
 	lane    *lane
 	page    *page
-	msg     *nats.Msg
-	id      string
-	task    int64
-	gen     int
+	rec     *record
 	resent  bool   // it is one of the lane's burst
 	highest uint64 // sequence known when it was sent
 	refusal error  // the server's answer, when it refused this message
@@ -46,7 +42,8 @@ func (r *Relay) readLanes(ctx context.Context) (time.Duration, error) {
 	if r.halted() {
 		return listTick, nil // Ready says why
 	}
-	r.resend(time.Now())
+	began := time.Now()
+	r.resend(began)
 	busy, more, err := r.readPages(ctx)
 	r.meter.polled(busy, err, r.pollTook)
 	if err != nil {
@@ -64,7 +61,8 @@ func (r *Relay) readLanes(ctx context.Context) (time.Duration, error) {
 		wait = r.cfg.PollMin
 	}
 	r.pace.note(r.pollTook)
-	r.rest(ctx, 2*r.pace.cost(), max(4*r.pace.cost(), wait))
+	cost := r.pace.cost()
+	r.rest(ctx, cost, max(4*cost, wait-time.Since(began)))
 	return 0, nil
 }
 
@@ -112,7 +110,7 @@ func (r *Relay) readPages(ctx context.Context) (busy, more bool, err error) {
 	}
 	r.noteRead()
 
-	parcels := r.pack(lanes, pages.rows) // before the lock: answers need it at the same time
+	parcels := pack(lanes, pages.rows) // before the lock: answers need it at the same time
 	var out []*parcel
 	r.mu.Lock()
 	for i, rows := range pages.rows {
@@ -135,16 +133,14 @@ func (r *Relay) readPages(ctx context.Context) (busy, more bool, err error) {
 		l.pages = append(l.pages, p)
 		r.meter.sent(l, p, rows, target)
 		for _, c := range parcels[i] {
-			c.page = p
+			c.page, c.highest = p, r.highest
 		}
 		out = append(out, parcels[i]...)
 		r.advance(l, p.left > 0)
 		more = more || l.round != nil && !l.round.last && len(l.pages) < pagesInFlight
 	}
 	r.mu.Unlock()
-	for _, p := range out {
-		r.send(p)
-	}
+	r.send(out)
 	if !busy {
 		err = r.noteCalm(ctx, target)
 	}
@@ -275,33 +271,41 @@ func sizeOf(rows []pageRow) (n int) {
 	return n
 }
 
-// pack makes the messages of all pages.
-func (r *Relay) pack(lanes []laneRead, pages [][]pageRow) [][]*parcel {
+// pack makes a parcel of each row.
+func pack(lanes []laneRead, pages [][]pageRow) [][]*parcel {
 	parcels := make([][]*parcel, len(pages))
-	var dropped int64
 	for i, rows := range pages {
+		all := make([]parcel, len(rows))
 		parcels[i] = make([]*parcel, len(rows))
 		for j := range rows {
-			rec := &rows[j].record
-			m, n := r.message(rec)
-			dropped += int64(n)
-			parcels[i][j] = &parcel{lane: lanes[i].lane, msg: m, task: rec.id, gen: rec.generation,
-				id: messageID(r.installation, rec.id, rec.created.UnixMicro(), rec.generation, rec.looks)}
+			all[j] = parcel{lane: lanes[i].lane, rec: &rows[j].record}
+			parcels[i][j] = &all[j]
 		}
-	}
-	if dropped > 0 {
-		r.mu.Lock()
-		r.counts.DroppedHeaders += dropped
-		r.mu.Unlock()
 	}
 	return parcels
 }
 
-func (r *Relay) send(p *parcel) {
-	r.mu.Lock()
-	p.highest = r.highest
-	r.mu.Unlock()
-	r.pub.publish(p.msg, r.names.Stream(), p.id, func(res published) { r.answered(p, res) })
+// send publishes parcels.
+func (r *Relay) send(parcels []*parcel) {
+	if len(parcels) == 0 {
+		return
+	}
+	e := envelopes.Get().(*envelope)
+	dropped := 0
+	for _, p := range parcels {
+		m, n := r.message(e, p.rec)
+		if !p.resent {
+			dropped += n
+		}
+		id := messageID(r.installation, p.rec.id, p.rec.created.UnixMicro(), p.rec.generation, p.rec.looks)
+		r.pub.publish(m, r.names.Stream(), id, func(res published) { r.answered(p, res) })
+	}
+	envelopes.Put(e)
+	if dropped > 0 {
+		r.mu.Lock()
+		r.counts.DroppedHeaders += int64(dropped)
+		r.mu.Unlock()
+	}
 }
 
 // answered takes the stream's answer to a parcel of a page.
@@ -330,7 +334,7 @@ func (r *Relay) answered(p *parcel, res published) {
 	case refused:
 		// One row is refused for good only if others pass; else it is the stream that is at fault.
 		if tooLarge(res.err) || p.refusal != nil && r.counts.Published > p.passed {
-			p.refusal = r.sized(res.err, p.msg)
+			p.refusal = r.sized(res.err, p.rec)
 			r.refusals = append(r.refusals, p)
 			return
 		}
@@ -361,6 +365,9 @@ func (r *Relay) wait(l *lane, err error) {
 		l.trouble = err
 	}
 	l.waitStep = min(max(2*l.waitStep, waitFirst), waitLongest)
+	if errors.Is(err, errNoAnswer) { // after so long Ready is to tell. [A full disk of NATS: red after 38 s without this.]
+		l.waitStep = waitLongest
+	}
 	l.waitUntil = now.Add(l.waitStep)
 	if (l.waitStep == waitLongest || !full(err)) && l.notice.due(now) {
 		r.log.Warn().Err(err).Str("biz_type", l.bizType).Str("priority", l.priority).Dur("delay", l.waitStep).
@@ -384,7 +391,7 @@ func (r *Relay) resend(now time.Time) {
 		}
 		n := min(max(l.burst, 1), len(l.again))
 		for _, p := range l.again[:n] {
-			p.resent = true
+			p.resent, p.highest = true, r.highest
 		}
 		parcels = append(parcels, l.again[:n]...)
 		l.again, l.resent, l.burst = l.again[n:], n, 2*n
@@ -393,9 +400,7 @@ func (r *Relay) resend(now time.Time) {
 		}
 	}
 	r.mu.Unlock()
-	for _, p := range parcels {
-		r.send(p)
-	}
+	r.send(parcels)
 }
 
 // advance moves a lane over the pages that are acknowledged whole; r.mu is held. moved: something was published, so

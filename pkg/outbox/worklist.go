@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
 )
 
 // The work list is every row with republish_at: look at this row then. Workers hand long retries and compensations
@@ -231,16 +230,12 @@ func (r *Relay) takeList(ctx context.Context, lanes []*lane, types, priorities [
 				continue
 			}
 		}
-		m, dropped := r.message(&t.record)
-		r.mu.Lock()
-		r.counts.DroppedHeaders += int64(dropped)
-		r.mu.Unlock()
 		var failed *deadTask
 		if t.phase == PhaseCompensate && t.attempt == 0 && t.looks == 0 {
 			t.lastError = t.cause
 			failed = &t.deadTask
 		}
-		r.publishLook(m, &t.record, t.look, failed)
+		r.publishLook(&t.record, t.look, failed)
 	}
 	return len(all), more, failure
 }
@@ -262,7 +257,7 @@ func (s batchSize) next(limit int) int {
 
 // publishLook publishes a row of the list, with the event that execute has failed (not nil) when compensation begins with it:
 // that event comes from the row, as the dead letter does, so that no crash loses it.
-func (r *Relay) publishLook(m *nats.Msg, rec *record, lk look, failed *deadTask) {
+func (r *Relay) publishLook(rec *record, lk look, failed *deadTask) {
 	id := messageID(r.installation, rec.id, rec.created.UnixMicro(), rec.generation, rec.looks)
 	open, stored, final := 1, true, false // guarded by list.mu
 	if failed != nil {
@@ -289,16 +284,26 @@ func (r *Relay) publishLook(m *nats.Msg, rec *record, lk look, failed *deadTask)
 	r.list.mu.Unlock()
 	if failed != nil {
 		r.pub.publish(r.event(EventFailed, failed), r.names.EventStream(), id+"."+EventFailed, func(res published) {
-			end(res.verdict)
+			v := res.verdict
+			if v == waits { // the lane goes on, so this look must not come again and again: once in a while will do
+				v = refused
+			}
+			end(v)
 		})
 	}
+	e := envelopes.Get().(*envelope)
+	defer envelopes.Put(e)
+	m, dropped := r.message(e, rec)
+	r.mu.Lock()
+	r.counts.DroppedHeaders += int64(dropped)
+	r.mu.Unlock()
 	r.pub.publish(m, r.names.Stream(), id, func(res published) {
-		r.lookAnswered(rec, m, res)
+		r.lookAnswered(rec, res)
 		end(res.verdict)
 	})
 }
 
-func (r *Relay) lookAnswered(rec *record, m *nats.Msg, res published) {
+func (r *Relay) lookAnswered(rec *record, res published) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l := r.lanes[laneKey{rec.bizType, rec.priority}]
@@ -316,7 +321,7 @@ func (r *Relay) lookAnswered(rec *record, m *nats.Msg, res published) {
 		}
 	case l == nil:
 	case res.verdict == oversize || tooLarge(res.err):
-		r.refusals = append(r.refusals, &parcel{lane: l, task: rec.id, gen: rec.generation, refusal: r.sized(res.err, m)})
+		r.refusals = append(r.refusals, &parcel{lane: l, rec: rec, refusal: r.sized(res.err, rec)})
 	case res.verdict == refused:
 		if now := time.Now(); l.notice.due(now) {
 			r.log.Error().Err(res.err).Int64("task_id", rec.id).Str("biz_type", rec.bizType).Dur("delay", listGuard).Msg("message refused, trying again")
