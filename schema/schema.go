@@ -14,7 +14,7 @@ import (
 )
 
 // Version is the schema version that this build needs: the number of the newest migration.
-const Version = 10
+const Version = 12
 
 // Default is the name of the schema when Options name none.
 const Default = "taskrelay"

@@ -1,4 +1,4 @@
--- The schema of taskrelay, version 10, for an empty database: psql -v ON_ERROR_STOP=1 -f this_file
+-- The schema of taskrelay, version 12, for an empty database: psql -v ON_ERROR_STOP=1 -f this_file
 -- Made by "taskrelay migrate sql"; the same as "taskrelay migrate up". To upgrade an older schema use that.
 BEGIN;
 SET LOCAL TimeZone = 'UTC';
@@ -2315,5 +2315,834 @@ CROSS JOIN LATERAL (
 ) AS scheduled;
 END;
 INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (10, true);
+
+-- 0011_guards.sql
+
+-- Nothing is changed without a line in the audit, nothing ends as if it had been undone, and what people write has a length.
+
+-- Which notifiers a relay has: set_type refuses a name that none has. A relay of a version before says nothing.
+ALTER TABLE taskrelay.relay ADD COLUMN notifiers text[] NOT NULL DEFAULT '{}';
+
+-- As before, but for the hint: it names the function, which writes down who has let the type in.
+CREATE OR REPLACE FUNCTION taskrelay.enqueue(
+    biz_type     text,
+    payload      json        DEFAULT '{}',
+    biz_id       text        DEFAULT NULL,
+    priority     text        DEFAULT NULL,
+    run_at       timestamptz DEFAULT NULL,
+    max_attempts int         DEFAULT NULL,
+    ordering_key text        DEFAULT NULL,
+    headers      jsonb       DEFAULT '{}'
+) RETURNS TABLE (id bigint, is_new boolean)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    unknown boolean;
+    prio    text;
+BEGIN
+    IF enqueue.ordering_key IS NOT NULL THEN
+        RAISE EXCEPTION 'ordering_key is not supported yet'
+            USING ERRCODE = 'feature_not_supported', CONSTRAINT = 'ordering_keys_are_not_supported_yet',
+                  HINT = 'Leave ordering_key out, or have the handler find out whether it comes too early.';
+    END IF;
+
+    SELECT i.strict_types AND b.known_by IS NULL, coalesce(enqueue.priority, b.default_priority, 'low')
+    INTO unknown, prio
+    FROM taskrelay.installation AS i
+    LEFT JOIN taskrelay.biz_type AS b ON b.biz_type = enqueue.biz_type COLLATE "C";
+
+    IF unknown THEN
+        RAISE EXCEPTION 'biz_type "%" is not known to any worker, and this installation takes known types only', enqueue.biz_type
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'strict_types_refuses_unknown_biz_types',
+                  HINT = 'Start a worker that registers it once, or as an operator: '
+                         || format('SELECT * FROM taskrelay.set_type(%L, ''{}'', ''why'', add => true)', enqueue.biz_type);
+    END IF;
+
+    LOOP
+        INSERT INTO taskrelay.task AS t (biz_type, biz_id, priority, payload, headers, run_at, max_attempts)
+        VALUES (enqueue.biz_type, enqueue.biz_id, prio, enqueue.payload, coalesce(enqueue.headers, '{}'), enqueue.run_at, enqueue.max_attempts)
+        ON CONFLICT ON CONSTRAINT task_biz_id_key DO NOTHING
+        RETURNING t.id INTO id;
+        IF FOUND THEN
+            is_new := true;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        -- The insert has waited for the other's commit, which its own snapshot does not show: look with a new one.
+        -- Under REPEATABLE READ the insert raises 40001 instead, as it must.
+        SELECT t.id INTO id FROM taskrelay.task AS t
+        WHERE t.biz_type = enqueue.biz_type COLLATE "C" AND t.biz_id = enqueue.biz_id COLLATE "C";
+        IF FOUND THEN
+            is_new := false;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        -- Deleted in between: the biz_id is free again.
+    END LOOP;
+END $$;
+
+CREATE OR REPLACE FUNCTION taskrelay.audit_reason(reason text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF reason IS NULL OR reason !~ '[^[:space:]]' THEN -- no backslash: with standard_conforming_strings off it would vanish
+        RAISE EXCEPTION 'a reason is required'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is kept in taskrelay.audit for whoever asks later.';
+    ELSIF char_length(reason) > 1000 THEN
+        RAISE EXCEPTION 'the reason has % characters, at most 1000 are kept', char_length(reason)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Name the ticket or the incident that has the details.';
+    END IF;
+END $$;
+
+-- As before, but that a cancel does not call off a compensation by the way: the task would be cancelled, and what it began
+-- stay. allow_uncompensated says that this is meant, for somebody who has undone it by hand; compensation is failed then.
+CREATE OR REPLACE FUNCTION taskrelay.operate(action text, ids bigint[], reason text, options jsonb DEFAULT '{}', actor text DEFAULT NULL, bulk_id bigint DEFAULT NULL)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+-- Hash joins on, whatever the session says: the relay's has them off, and the answers of 500 rows took 100 ms by nested loop.
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = on SET enable_sort = on SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    allow_succeeded   boolean := coalesce((options ->> 'allow_succeeded')::boolean, false);
+    allow_compensated boolean := coalesce((options ->> 'allow_compensated')::boolean, false);
+    compensate        boolean := coalesce((options ->> 'compensate')::boolean, false);
+    allow_uncompensated boolean := coalesce((options ->> 'allow_uncompensated')::boolean, false);
+    wanted            text    := options ->> 'priority';
+    late              interval := (options ->> 'by')::interval;
+    due               timestamptz := now();
+    locked            bigint[];
+    may               bigint[];
+    found_id          bigint[];
+    found_type        text[];
+    found_biz_id      text[];
+    was               jsonb[];
+    refused           text[];
+    way               text[];
+BEGIN
+    PERFORM taskrelay.audit_reason(operate.reason);
+    IF operate.action NOT IN ('requeue', 'reset', 'rerun', 'run_now', 'delay', 'set_priority', 'cancel', 'delete', 'discard') THEN
+        RAISE EXCEPTION 'there is no action "%"', operate.action USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Actions are requeue, reset, rerun, run_now, delay, set_priority, cancel, delete, discard.';
+    END IF;
+    IF operate.action = 'delay' THEN
+        IF (late > interval '0' AND late <= interval '366 days') IS NOT TRUE THEN
+            RAISE EXCEPTION 'delay by % is out of range: it must be more than 0 and at most 366 days', coalesce(late::text, 'NULL')
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        -- Elapsed time: adding an interval of 1 day would make it 23 or 25 hours when the clocks change.
+        due := now() + make_interval(secs => extract(epoch FROM late)::float8);
+    END IF;
+    IF operate.action = 'set_priority' AND (wanted IN ('high', 'low')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'priority is %: it must be high or low', coalesce(quote_literal(wanted), 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
+    locked := ARRAY(SELECT t.id FROM taskrelay.task AS t WHERE t.id = ANY (operate.ids) ORDER BY t.id FOR UPDATE);
+
+    SELECT array_agg(j.id), array_agg(j.biz_type), array_agg(j.biz_id), array_agg(j.state), array_agg(j.refused), array_agg(j.way),
+        array_agg(j.id) FILTER (WHERE j.refused IS NULL)
+    INTO found_id, found_type, found_biz_id, was, refused, way, may
+    FROM (
+        SELECT t.id, t.biz_type, t.biz_id,
+            taskrelay.audit_state(t.status, t.phase, t.generation, t.attempt,
+                CASE WHEN t.finished_at IS NULL THEN coalesce(t.next_attempt_at, t.run_at) ELSE t.next_attempt_at END, t.cancel_requested_at)
+            || CASE WHEN operate.action = 'set_priority' THEN jsonb_build_object('priority', t.priority)
+                    WHEN operate.action = 'cancel' AND t.phase = 'compensate' THEN jsonb_build_object('compensation', t.compensation)
+                    ELSE '{}' END AS state,
+            CASE
+                WHEN operate.action IN ('requeue', 'reset', 'rerun') THEN CASE
+                    WHEN operate.action = 'requeue' AND t.status = 'succeeded' THEN 'it has succeeded: reset with allow_succeeded starts it over'
+                    WHEN operate.action = 'requeue' AND t.status NOT IN ('dead', 'cancelled') THEN
+                        format('it is %s: only dead and cancelled tasks are requeued', t.status)
+                    WHEN operate.action = 'rerun' AND t.finished_at IS NULL THEN format('it is %s: only finished tasks are run once more', t.status)
+                    WHEN t.status = 'running' THEN 'it is running: cancel it first, or wait until it ends'
+                    WHEN t.status = 'succeeded' AND NOT allow_succeeded THEN
+                        'it has succeeded, so this would execute it again, under its first idempotency key: allow_succeeded says that this is meant'
+                    WHEN t.compensation = 'done' AND NOT allow_compensated THEN format(
+                        'its compensation was done, so this would execute it again, under a new idempotency key ending in -r%s: '
+                        'allow_compensated says that downstream can take it', t.compensations)
+                    END
+                WHEN operate.action IN ('run_now', 'delay', 'set_priority') THEN CASE t.status
+                    WHEN 'running' THEN 'it is running'
+                    WHEN 'blocked' THEN 'it is blocked behind an earlier task of its ordering key'
+                    WHEN 'succeeded' THEN 'it has succeeded'
+                    WHEN 'dead' THEN 'it is dead: requeue it'
+                    WHEN 'cancelled' THEN 'it is cancelled: requeue it'
+                    ELSE CASE WHEN operate.action = 'set_priority' AND t.priority = wanted THEN format('its priority is %s already', wanted) END
+                    END
+                WHEN operate.action = 'cancel' THEN CASE
+                    WHEN t.status = 'succeeded' THEN 'it has succeeded'
+                    WHEN t.status IN ('dead', 'cancelled') THEN format('it is %s already', t.status)
+                    WHEN compensate AND t.phase = 'compensate' THEN 'its compensation is on its way already'
+                    WHEN t.phase = 'compensate' AND NOT allow_uncompensated THEN
+                        'it is being compensated, and what it began would stay as it is: allow_uncompensated says that this is meant'
+                    -- Of a task that was never started there is nothing to undo.
+                    WHEN compensate AND t.first_started_at IS NOT NULL AND b.compensates IS NOT TRUE THEN
+                        'its type has no compensation: cancel it without'
+                    WHEN t.status = 'running' AND t.cancel_requested_at IS NOT NULL AND (NOT compensate OR t.cancel_compensates IS TRUE) THEN
+                        'it is running, and its worker was asked to stop already'
+                    END
+                WHEN operate.action = 'delete' THEN
+                    CASE WHEN t.status = 'running' THEN 'it is running: cancel it first, or wait until it ends' END
+                WHEN operate.action = 'discard' THEN CASE
+                    WHEN t.status = 'dead' THEN NULL
+                    WHEN t.status = 'cancelled' THEN 'it is cancelled already'
+                    ELSE format('it is %s: only dead tasks are discarded', t.status)
+                    END
+            END AS refused,
+            -- A running task belongs to its lease: it is asked only, and keeps its generation.
+            CASE
+                WHEN t.status = 'running' THEN 'ask'
+                WHEN compensate AND t.first_started_at IS NOT NULL THEN 'undo'
+                ELSE 'end'
+            END AS way
+        FROM taskrelay.task AS t
+        LEFT JOIN taskrelay.biz_type AS b ON b.biz_type = t.biz_type
+        WHERE t.id = ANY (locked)
+    ) AS j;
+
+    IF operate.action IN ('requeue', 'reset', 'rerun') THEN
+        UPDATE taskrelay.task AS t
+        SET status = 'pending', phase = 'execute', attempt = 0, generation = t.generation + 1, looks = 0,
+            republish_at = now(), next_attempt_at = now(),
+            -- By dead_lettered_at the relay deletes the old letter, also one that is on its way at this moment.
+            dead_lettered_at = coalesce(t.dead_lettered_at, t.dead_at),
+            finished_at = NULL, dead_at = NULL, dead_reason = NULL,
+            lease_owner = NULL, lease_token = NULL, lease_until = NULL, started_at = NULL,
+            cancel_requested_at = NULL, cancel_compensates = NULL, expires_at = NULL, result = NULL,
+            cause = NULL, execute_attempts = NULL, compensation = 'none' -- last_error stays for the reader until the next success
+        WHERE t.id = ANY (may) AND t.status <> 'running';
+
+    ELSIF operate.action IN ('run_now', 'delay') THEN
+        -- The claim asks for coalesce(next_attempt_at, run_at), so next_attempt_at overrules the producer's run_at.
+        UPDATE taskrelay.task AS t
+        SET generation = t.generation + 1, looks = 0, republish_at = due, next_attempt_at = due
+        WHERE t.id = ANY (may) AND t.status IN ('pending', 'retrying');
+
+    ELSIF operate.action = 'set_priority' THEN
+        -- The other lane's position knows nothing of this row, so it goes by the work list, at the time it was due anyway.
+        UPDATE taskrelay.task AS t
+        SET priority = wanted, generation = t.generation + 1, looks = 0,
+            republish_at = coalesce(t.next_attempt_at, t.run_at, now()), next_attempt_at = coalesce(t.next_attempt_at, t.run_at, now())
+        WHERE t.id = ANY (may) AND t.status IN ('pending', 'retrying');
+
+    ELSIF operate.action = 'cancel' THEN
+        -- Requeued and cancelled before the relay has looked at it: nobody else would take its old letter away.
+        INSERT INTO taskrelay.letter_purge AS p (task_id, biz_type, generation)
+        SELECT t.id, t.biz_type, t.generation + 1 FROM taskrelay.task AS t
+        WHERE t.id = ANY (may) AND t.dead_lettered_at IS NOT NULL AND t.status IN ('pending', 'retrying', 'blocked')
+        ON CONFLICT (task_id) DO UPDATE SET generation = greatest(p.generation, excluded.generation);
+        UPDATE taskrelay.task AS t
+        SET status = 'cancelled', finished_at = now(), generation = t.generation + 1, looks = 0, republish_at = NULL, next_attempt_at = NULL,
+            dead_lettered_at = NULL, compensation = CASE WHEN t.phase = 'compensate' THEN 'failed' ELSE t.compensation END
+        FROM unnest(found_id, way) AS w (id, way)
+        WHERE t.id = ANY (may) AND t.id = w.id AND w.way = 'end' AND t.status IN ('pending', 'retrying', 'blocked');
+        UPDATE taskrelay.task AS t
+        SET cancel_requested_at = coalesce(t.cancel_requested_at, now()), cancel_compensates = nullif(compensate, false),
+            -- It stays so if the worker stops it, or is gone; a compensation that ends well all the same makes it done.
+            compensation = CASE WHEN t.phase = 'compensate' THEN 'failed' ELSE t.compensation END
+        FROM unnest(found_id, way) AS w (id, way)
+        WHERE t.id = ANY (may) AND t.id = w.id AND w.way = 'ask' AND t.status = 'running';
+        -- As after the last attempt: execute is over, compensation is handed to the relay, and the task will end as dead.
+        UPDATE taskrelay.task AS t
+        SET status = 'pending', phase = 'compensate', compensation = 'pending', generation = t.generation + 1, looks = 0,
+            execute_attempts = t.attempt, attempt = 0, republish_at = now(), next_attempt_at = now(),
+            cause = left('cancelled: ' || operate.reason, 1000), dead_reason = 'cancelled'
+        FROM unnest(found_id, way) AS w (id, way)
+        WHERE t.id = ANY (may) AND t.id = w.id AND w.way = 'undo' AND t.status IN ('pending', 'retrying', 'blocked') AND t.phase = 'execute';
+
+    ELSIF operate.action = 'discard' THEN
+        INSERT INTO taskrelay.letter_purge AS p (task_id, biz_type, generation)
+        SELECT t.id, t.biz_type, t.generation + 1 FROM taskrelay.task AS t WHERE t.id = ANY (may)
+        ON CONFLICT (task_id) DO UPDATE SET generation = greatest(p.generation, excluded.generation);
+        -- The reason of its death and its errors stay for the reader.
+        UPDATE taskrelay.task AS t
+        SET status = 'cancelled', finished_at = now(), dead_at = NULL, dead_lettered_at = NULL, generation = t.generation + 1, looks = 0,
+            republish_at = NULL, next_attempt_at = NULL
+        WHERE t.id = ANY (may) AND t.status = 'dead';
+
+    ELSE -- delete
+        INSERT INTO taskrelay.letter_purge AS p (task_id, biz_type)
+        SELECT t.id, t.biz_type FROM taskrelay.task AS t
+        WHERE t.id = ANY (may) AND (t.status = 'dead' OR t.dead_lettered_at IS NOT NULL)
+        ON CONFLICT (task_id) DO UPDATE SET generation = NULL;
+        DELETE FROM taskrelay.task AS t WHERE t.id = ANY (may) AND t.status <> 'running';
+    END IF;
+
+    INSERT INTO taskrelay.audit (actor, action, task_id, biz_type, biz_id, reason, before, after, bulk_id)
+    SELECT coalesce(operate.actor, taskrelay.audit_actor()), operate.action, f.id, f.biz_type, f.biz_id, operate.reason, f.state,
+        (SELECT taskrelay.audit_state(t.status, t.phase, t.generation, t.attempt, t.next_attempt_at, t.cancel_requested_at)
+             || CASE WHEN operate.action = 'set_priority' THEN jsonb_build_object('priority', t.priority)
+                     WHEN operate.action = 'cancel' AND t.phase = 'compensate' THEN jsonb_build_object('compensation', t.compensation)
+                     ELSE '{}' END
+         FROM taskrelay.task AS t WHERE t.id = f.id),
+        operate.bulk_id
+    FROM unnest(found_id, found_type, found_biz_id, was, refused) AS f (id, biz_type, biz_id, state, refused)
+    WHERE f.refused IS NULL
+    ORDER BY f.id;
+
+    RETURN QUERY
+    SELECT w.id, f.id IS NOT NULL AND f.refused IS NULL,
+        CASE
+            WHEN f.id IS NULL THEN 'no such task'
+            WHEN f.refused IS NOT NULL THEN f.refused
+            WHEN operate.action <> 'cancel' THEN NULL
+            WHEN f.state ->> 'phase' = 'compensate' AND f.way = 'ask' THEN
+                'its compensation is running: its worker is asked to stop it, and what it began is not undone, unless that ends well first'
+            WHEN f.state ->> 'phase' = 'compensate' THEN 'its compensation is called off: what it began is not undone'
+            WHEN f.way = 'ask' AND compensate THEN 'it is running: its worker is asked to stop, then it is compensated'
+            WHEN f.way = 'ask' THEN 'it is running: its worker is asked to stop'
+            WHEN f.way = 'undo' THEN 'it is compensated first, and ends as dead with reason cancelled'
+        END
+    FROM (SELECT DISTINCT u.id FROM unnest(operate.ids) AS u (id) WHERE u.id IS NOT NULL) AS w
+    LEFT JOIN unnest(found_id, refused, way, was) AS f (id, refused, way, state) ON f.id = w.id
+    ORDER BY w.id;
+END $$;
+
+-- With allow_uncompensated a compensation is called off: the task ends as cancelled, and what it began stays.
+CREATE FUNCTION taskrelay.cancel(ids bigint[], reason text, compensate boolean, allow_uncompensated boolean)
+RETURNS TABLE (id bigint, changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.changed, o.why_not
+    FROM taskrelay.operate('cancel', cancel.ids, cancel.reason,
+        jsonb_build_object('compensate', cancel.compensate, 'allow_uncompensated', cancel.allow_uncompensated)) AS o;
+END $$;
+
+CREATE FUNCTION taskrelay.cancel(task_id bigint, reason text, compensate boolean, allow_uncompensated boolean)
+RETURNS TABLE (id bigint, changed boolean, why_not text) LANGUAGE sql ROWS 1
+AS $$ SELECT r.id, r.changed, r.why_not FROM taskrelay.cancel(ARRAY[task_id], reason, compensate, allow_uncompensated) AS r $$;
+
+-- As before, and a bulk of cancel takes allow_uncompensated.
+CREATE OR REPLACE FUNCTION taskrelay.start_bulk(action text, filter jsonb, reason text, options jsonb DEFAULT '{}', rate double precision DEFAULT 500)
+RETURNS TABLE (id bigint, is_new boolean)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    f    jsonb := taskrelay.bulk_filter(start_bulk.action, start_bulk.filter);
+    o    jsonb := jsonb_strip_nulls(coalesce(start_bulk.options, '{}'));
+    key  text;
+    able text[] := CASE start_bulk.action
+        WHEN 'requeue' THEN '{allow_compensated}' WHEN 'reset' THEN '{allow_succeeded,allow_compensated}'
+        WHEN 'rerun' THEN '{allow_succeeded,allow_compensated}' WHEN 'delay' THEN '{by}' WHEN 'set_priority' THEN '{priority}'
+        WHEN 'cancel' THEN '{compensate,allow_uncompensated}' ELSE '{}' END;
+BEGIN
+    FOR key IN SELECT k FROM jsonb_object_keys(o) AS k WHERE k <> ALL (able) LOOP
+        RAISE EXCEPTION '% has no option "%"', start_bulk.action, key USING ERRCODE = 'invalid_parameter_value',
+            HINT = CASE WHEN able = '{}' THEN 'It has none.' ELSE 'It has ' || array_to_string(able, ', ') || '.' END;
+    END LOOP;
+    o := coalesce((SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(o) AS e WHERE e.value <> 'false'), '{}');
+    PERFORM taskrelay.operate(start_bulk.action, '{}', start_bulk.reason, o); -- it refuses what it would refuse of each batch
+    IF (start_bulk.rate >= 0.001 AND start_bulk.rate <= 1000000) IS NOT TRUE THEN
+        RAISE EXCEPTION 'rate % is out of range: it must be 0.001 to 1000000 tasks a second', coalesce(start_bulk.rate::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    LOOP
+        INSERT INTO taskrelay.bulk AS b (action, filter, options, reason, actor, rate, last_id)
+        VALUES (start_bulk.action, f, o, start_bulk.reason, taskrelay.audit_actor(), start_bulk.rate,
+            coalesce((SELECT max(t.id) FROM taskrelay.task AS t), 0))
+        ON CONFLICT (action, md5(filter::text || options::text)) WHERE state = 'open' DO NOTHING
+        RETURNING b.id INTO id;
+        IF FOUND THEN
+            INSERT INTO taskrelay.audit (actor, action, biz_type, reason, after, bulk_id)
+            VALUES (taskrelay.audit_actor(), 'start_bulk', f ->> 'type', start_bulk.reason,
+                jsonb_build_object('action', start_bulk.action, 'filter', f, 'options', o), id);
+            is_new := true;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        SELECT b.id INTO id FROM taskrelay.bulk AS b
+        WHERE b.state = 'open' AND b.action = start_bulk.action AND b.filter = f AND b.options = o;
+        IF FOUND THEN
+            is_new := false;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        -- Ended in between: a new one is meant.
+    END LOOP;
+END $$;
+
+-- As before, but that texts have a length and a notifier must exist.
+CREATE OR REPLACE FUNCTION taskrelay.set_type(biz_type text, settings jsonb, reason text, add boolean DEFAULT false)
+RETURNS TABLE (changed boolean, why_not text)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    known   text[] := ARRAY['rate', 'concurrency', 'default_priority', 'max_attempts', 'policy', 'retain_succeeded', 'retain_cancelled',
+                            'retain_dead', 'compensates', 'notifier', 'title', 'runbook_url', 'known'];
+    unknown text;
+    wanted  jsonb := set_type.settings -> 'policy';
+    was     taskrelay.biz_type;
+    becomes taskrelay.biz_type;
+    clean   jsonb := set_type.settings;
+    k       text;
+    most    int;
+    theirs  text[];
+BEGIN
+    PERFORM taskrelay.audit_reason(set_type.reason);
+    IF jsonb_typeof(set_type.settings) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'settings must be an object such as {"rate": 50}' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT string_agg(o.key, ', ') INTO unknown FROM jsonb_object_keys(set_type.settings) AS o (key) WHERE o.key <> ALL (known);
+    IF unknown IS NOT NULL THEN
+        RAISE EXCEPTION 'unknown setting: %', unknown
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Known: ' || array_to_string(known, ', ');
+    END IF;
+    FOREACH k IN ARRAY ARRAY['retain_succeeded', 'retain_cancelled', 'retain_dead'] LOOP
+        IF clean ->> k = 'forever' THEN
+            clean := jsonb_set(clean, ARRAY[k], '"1000 years"');
+        END IF;
+    END LOOP;
+    IF jsonb_typeof(wanted) = 'null' THEN
+        wanted := NULL;
+    ELSIF wanted IS NOT NULL AND (
+        jsonb_typeof(wanted) <> 'object'
+        OR coalesce(wanted ->> 'strategy', '') NOT IN ('fixed', 'exponential', 'random')
+        OR coalesce(wanted ->> 'base_delay', '') !~ '^([0-9]+([.][0-9]+)?(ms|s|m|h))+$'
+        OR coalesce(wanted ->> 'max_delay', '1h') !~ '^([0-9]+([.][0-9]+)?(ms|s|m|h))+$'
+        OR jsonb_typeof(coalesce(wanted -> 'jitter', '0')) <> 'number'
+        OR coalesce(wanted ->> 'jitter', '0')::numeric NOT BETWEEN 0 AND 1) THEN
+        RAISE EXCEPTION 'policy % is none', wanted USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Such as {"strategy": "exponential", "base_delay": "5s", "max_delay": "1h", "jitter": 0.2}; strategies are fixed, exponential and random.';
+    END IF;
+    IF (clean ->> 'rate')::float8 > 1000000 THEN -- so is NaN, for Postgres
+        RAISE EXCEPTION 'rate % is out of range: it must be above 0 and at most 1000000 messages a second', clean ->> 'rate'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
+    FOR k, most IN VALUES ('title', 200), ('runbook_url', 2000), ('notifier', 63) LOOP
+        IF char_length(clean ->> k) > most THEN
+            RAISE EXCEPTION '% has % characters, at most % are kept', k, char_length(clean ->> k), most USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+    END LOOP;
+    -- A misspelled notifier would tell nobody but a log. Which there are beside the stock relay's, the relays say
+    -- themselves; as long as none has said so, any name may be one of theirs.
+    theirs := ARRAY(SELECT DISTINCT n FROM taskrelay.relay AS r, unnest(r.notifiers) AS n ORDER BY n);
+    IF theirs <> '{}' AND nullif(clean ->> 'notifier', '') <> ALL (theirs || '{log,webhook,email,dingtalk,chat}'::text[]) THEN
+        RAISE EXCEPTION 'no relay has a notifier "%"', clean ->> 'notifier' USING ERRCODE = 'invalid_parameter_value',
+            HINT = format('There are log, webhook, email, dingtalk and chat; the relays that run have %s. One of your own is known once a relay that registers it has started.',
+                array_to_string(theirs, ', '));
+    END IF;
+
+    changed := false;
+    IF set_type.add THEN
+        INSERT INTO taskrelay.biz_type AS b (biz_type, known_by, known_at) VALUES (set_type.biz_type, taskrelay.audit_actor(), now())
+        ON CONFLICT (biz_type) DO NOTHING;
+    ELSIF set_type.biz_type IS NULL OR NOT taskrelay.type_is_known(set_type.biz_type) THEN
+        why_not := 'no such biz type';
+        RETURN NEXT;
+        RETURN;
+    ELSE
+        INSERT INTO taskrelay.biz_type AS b (biz_type) VALUES (set_type.biz_type) ON CONFLICT (biz_type) DO NOTHING;
+    END IF;
+    SELECT * INTO was FROM taskrelay.biz_type AS b WHERE b.biz_type = set_type.biz_type COLLATE "C" FOR UPDATE;
+    UPDATE taskrelay.biz_type AS b
+    SET rate             = CASE WHEN clean ? 'rate' THEN (clean ->> 'rate')::float8 ELSE b.rate END,
+        concurrency      = CASE WHEN clean ? 'concurrency' THEN (clean ->> 'concurrency')::int ELSE b.concurrency END,
+        default_priority = CASE WHEN clean ? 'default_priority' THEN clean ->> 'default_priority' ELSE b.default_priority END,
+        max_attempts     = CASE WHEN clean ? 'max_attempts' THEN (clean ->> 'max_attempts')::int ELSE b.max_attempts END,
+        policy           = CASE WHEN clean ? 'policy' THEN wanted ELSE b.policy END,
+        retain_succeeded = CASE WHEN clean ? 'retain_succeeded' THEN (clean ->> 'retain_succeeded')::interval ELSE b.retain_succeeded END,
+        retain_cancelled = CASE WHEN clean ? 'retain_cancelled' THEN (clean ->> 'retain_cancelled')::interval ELSE b.retain_cancelled END,
+        retain_dead      = CASE WHEN clean ? 'retain_dead' THEN (clean ->> 'retain_dead')::interval ELSE b.retain_dead END,
+        compensates      = CASE WHEN clean ? 'compensates' THEN coalesce((clean ->> 'compensates')::boolean, false) ELSE b.compensates END,
+        notifier         = CASE WHEN clean ? 'notifier' THEN clean ->> 'notifier' ELSE b.notifier END,
+        title            = CASE WHEN clean ? 'title' THEN clean ->> 'title' ELSE b.title END,
+        runbook_url      = CASE WHEN clean ? 'runbook_url' THEN clean ->> 'runbook_url' ELSE b.runbook_url END,
+        known_by         = CASE WHEN set_type.add OR (clean ->> 'known')::boolean THEN coalesce(b.known_by, taskrelay.audit_actor())
+                                WHEN clean ? 'known' THEN NULL ELSE b.known_by END,
+        known_at         = CASE WHEN set_type.add OR (clean ->> 'known')::boolean THEN coalesce(b.known_at, now())
+                                WHEN clean ? 'known' THEN NULL ELSE b.known_at END
+    WHERE b.biz_type = was.biz_type
+    RETURNING * INTO becomes;
+    IF becomes IS NOT DISTINCT FROM was AND NOT set_type.add THEN
+        why_not := 'it is set so already';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    INSERT INTO taskrelay.audit (actor, action, biz_type, reason, before, after)
+    VALUES (taskrelay.audit_actor(), CASE WHEN set_type.add THEN 'add type' ELSE 'set type' END, was.biz_type, set_type.reason,
+        jsonb_strip_nulls(to_jsonb(was)), jsonb_strip_nulls(to_jsonb(becomes)));
+    changed := true;
+    RETURN NEXT;
+END $$;
+
+-- Writes down that somebody deleted a consumer: that is done in NATS.
+CREATE FUNCTION taskrelay.audit_consumer(biz_type text, consumer text, reason text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM taskrelay.audit_reason(audit_consumer.reason);
+    INSERT INTO taskrelay.audit (actor, action, biz_type, reason, before)
+    VALUES (taskrelay.audit_actor(), 'delete_consumer', audit_consumer.biz_type, audit_consumer.reason,
+        jsonb_build_object('consumer', audit_consumer.consumer));
+END $$;
+
+REVOKE ALL ON FUNCTION
+    taskrelay.cancel(bigint[], text, boolean, boolean), taskrelay.cancel(bigint, text, boolean, boolean),
+    taskrelay.audit_consumer(text, text, text)
+FROM PUBLIC;
+
+DO $roles$
+BEGIN
+    IF to_regrole('taskrelay_operator') IS NOT NULL THEN
+        -- What set_type, set_strict_types, pause and resume do is guarded and audited.
+        REVOKE INSERT, UPDATE ON taskrelay.biz_type FROM taskrelay_operator;
+        REVOKE UPDATE (strict_types) ON taskrelay.installation FROM taskrelay_operator;
+        GRANT EXECUTE ON FUNCTION
+            taskrelay.cancel(bigint[], text, boolean, boolean), taskrelay.cancel(bigint, text, boolean, boolean),
+            taskrelay.audit_consumer(text, text, text) TO taskrelay_operator;
+    END IF;
+END $roles$;
+INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (11, true);
+
+-- 0012_bounds.sql
+
+-- No statement of a bulk looks at more than some thousand rows, however many the table has; retention knows what it will
+-- have to come back for; and times that were written before Postgres's clock was set back hold nothing up.
+
+ALTER TABLE taskrelay.bulk ADD COLUMN at_least boolean NOT NULL DEFAULT false; -- expected is only as far as it was counted
+
+-- Whether a task is one that the filter means, but for its state and age.
+CREATE FUNCTION taskrelay.bulk_finds(filter jsonb, biz_type text, error_class text, dead_reason text, error text) RETURNS boolean
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN (filter ->> 'type' IS NULL OR biz_type = filter ->> 'type')
+    AND (filter ->> 'error_class' IS NULL OR error_class = filter ->> 'error_class')
+    AND (filter ->> 'dead_reason' IS NULL OR dead_reason = filter ->> 'dead_reason')
+    AND (filter ->> 'error' IS NULL OR strpos(error, filter ->> 'error') > 0)
+    AND (filter ->> 'group' IS NULL OR taskrelay.error_group(biz_type, error_class, error) = filter ->> 'group');
+
+-- The next n tasks of a normal filter behind a cursor, from at most 10,000 rows: a filter that finds one among millions
+-- goes through them in as many calls as that takes. Dead tasks come from their own index, in the order of their death: by id
+-- the whole table would be read for some thousand of them. All others come by id, upwards, or downwards for a count.
+-- ended: there is nothing behind these. Only along an index: without statistics the planner read all dead tasks of a type for
+-- fifty of them, and sorted them [600,000 rows: 670 ms against 6 a batch].
+CREATE FUNCTION taskrelay.bulk_page(filter jsonb, as_of timestamptz, last_id bigint, cursor_at timestamptz, cursor_id bigint, n int, down boolean)
+RETURNS TABLE (ids bigint[], next_at timestamptz, next_id bigint, ended boolean)
+LANGUAGE plpgsql STABLE ROWS 1 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_custom_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    span     constant int := 10000;
+    looked   int;
+    the_type text := filter ->> 'type';
+    states   text[] := ARRAY(SELECT jsonb_array_elements_text(filter -> 'status'));
+    to_at    timestamptz := as_of - coalesce((filter ->> 'older_than')::interval, '0');
+    from_at  timestamptz := coalesce(as_of - (filter ->> 'newer_than')::interval, '-infinity');
+BEGIN
+    next_at := bulk_page.cursor_at;
+    IF states = '{dead}' THEN
+        SELECT array_agg(f.id ORDER BY f.dead_at, f.id), coalesce(max(f.dead_at), next_at) INTO ids, next_at
+        FROM (
+            SELECT w.id, w.dead_at
+            FROM (
+                SELECT t.id, t.dead_at, t.biz_type, t.error_class, t.dead_reason, t.last_error FROM taskrelay.task AS t
+                WHERE t.dead_at IS NOT NULL AND t.status = 'dead'
+                    AND t.dead_at >= greatest(bulk_page.cursor_at, from_at) AND (t.dead_at, t.id) > (bulk_page.cursor_at, bulk_page.cursor_id)
+                    AND t.dead_at <= to_at AND (the_type IS NULL OR t.biz_type = the_type COLLATE "C")
+                ORDER BY t.dead_at, t.id LIMIT span
+            ) AS w
+            WHERE taskrelay.bulk_finds(bulk_page.filter, w.biz_type, w.error_class, w.dead_reason, w.last_error)
+            ORDER BY w.dead_at, w.id LIMIT n
+        ) AS f;
+        IF cardinality(ids) < n OR ids IS NULL THEN
+            SELECT coalesce(max(w.dead_at), next_at), (array_agg(w.id ORDER BY w.dead_at DESC, w.id DESC))[1], count(*) INTO next_at, next_id, looked
+            FROM (
+                SELECT t.id, t.dead_at FROM taskrelay.task AS t
+                WHERE t.dead_at IS NOT NULL AND t.status = 'dead'
+                    AND t.dead_at >= greatest(bulk_page.cursor_at, from_at) AND (t.dead_at, t.id) > (bulk_page.cursor_at, bulk_page.cursor_id)
+                    AND t.dead_at <= to_at AND (the_type IS NULL OR t.biz_type = the_type COLLATE "C")
+                ORDER BY t.dead_at, t.id LIMIT span
+            ) AS w;
+        END IF;
+    ELSIF NOT down THEN
+        SELECT array_agg(f.id ORDER BY f.id) INTO ids
+        FROM (
+            SELECT w.id
+            FROM (
+                SELECT t.id, t.status, t.biz_type, t.error_class, t.dead_reason, t.last_error, coalesce(t.finished_at, t.created_at) AS since
+                FROM taskrelay.task AS t
+                WHERE t.id > bulk_page.cursor_id AND t.id <= bulk_page.last_id
+                ORDER BY t.id LIMIT span
+            ) AS w
+            WHERE w.status = ANY (states) AND w.since BETWEEN from_at AND to_at
+                AND taskrelay.bulk_finds(bulk_page.filter, w.biz_type, w.error_class, w.dead_reason, w.last_error)
+            ORDER BY w.id LIMIT n
+        ) AS f;
+        IF cardinality(ids) < n OR ids IS NULL THEN
+            SELECT max(w.id), count(*) INTO next_id, looked
+            FROM (SELECT t.id FROM taskrelay.task AS t WHERE t.id > bulk_page.cursor_id AND t.id <= bulk_page.last_id ORDER BY t.id LIMIT span) AS w;
+        END IF;
+    ELSE
+        SELECT array_agg(f.id ORDER BY f.id DESC) INTO ids
+        FROM (
+            SELECT w.id
+            FROM (
+                SELECT t.id, t.status, t.biz_type, t.error_class, t.dead_reason, t.last_error, coalesce(t.finished_at, t.created_at) AS since
+                FROM taskrelay.task AS t
+                WHERE t.id < bulk_page.cursor_id
+                ORDER BY t.id DESC LIMIT span
+            ) AS w
+            WHERE w.status = ANY (states) AND w.since BETWEEN from_at AND to_at
+                AND taskrelay.bulk_finds(bulk_page.filter, w.biz_type, w.error_class, w.dead_reason, w.last_error)
+            ORDER BY w.id DESC LIMIT n
+        ) AS f;
+        IF cardinality(ids) < n OR ids IS NULL THEN
+            SELECT min(w.id), count(*) INTO next_id, looked
+            FROM (SELECT t.id FROM taskrelay.task AS t WHERE t.id < bulk_page.cursor_id ORDER BY t.id DESC LIMIT span) AS w;
+        END IF;
+    END IF;
+    ended := coalesce(looked < span, false); -- null: n were found before the end of the rows
+    next_id := coalesce(next_id, ids[n], bulk_page.cursor_id);
+    RETURN NEXT;
+END $$;
+
+-- How many tasks a normal filter finds, and the first of them: counted page by page, until at_most are found or the time
+-- is over. complete: these are all. Unfinished tasks are the newest of a table, so what is not dead is counted from the end, and
+-- from the beginning where the filter asks for old rows.
+CREATE FUNCTION taskrelay.bulk_count(filter jsonb, as_of timestamptz, at_most bigint, within interval)
+RETURNS TABLE (matching bigint, sample bigint[], complete boolean)
+LANGUAGE plpgsql STABLE ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    until timestamptz := clock_timestamp() + within;
+    down  boolean := filter -> 'status' <> '["dead"]' AND NOT filter ? 'older_than';
+    page  record;
+BEGIN
+    SELECT '-infinity'::timestamptz AS next_at, CASE WHEN down THEN 9223372036854775807 ELSE 0 END AS next_id INTO page;
+    matching := 0;
+    sample := '{}';
+    LOOP
+        SELECT * INTO page
+        FROM taskrelay.bulk_page(filter, as_of, 9223372036854775807, page.next_at, page.next_id, least(at_most - matching, 10000)::int, down);
+        matching := matching + coalesce(cardinality(page.ids), 0);
+        sample := (sample || page.ids)[1:5];
+        complete := page.ended;
+        EXIT WHEN complete OR matching >= at_most OR clock_timestamp() >= until;
+    END LOOP;
+    RETURN NEXT;
+END $$;
+
+-- How many tasks a bulk would find now, counted up to at_most and for two seconds, and the first of them. complete: these
+-- are all there are. Changes nothing.
+DROP FUNCTION taskrelay.preview_bulk(text, jsonb, int); -- made anew for its new column
+CREATE FUNCTION taskrelay.preview_bulk(action text, filter jsonb, at_most int DEFAULT 10000)
+RETURNS TABLE (matching bigint, sample bigint[], normal jsonb, complete boolean)
+LANGUAGE plpgsql STABLE SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    f jsonb := taskrelay.bulk_filter(preview_bulk.action, preview_bulk.filter);
+BEGIN
+    RETURN QUERY
+    SELECT c.matching, c.sample, f, c.complete FROM taskrelay.bulk_count(f, now(), preview_bulk.at_most, interval '2 s') AS c;
+END $$;
+
+-- As before, but by pages, and with times that end.
+CREATE OR REPLACE FUNCTION taskrelay.bulk_step(relay text, lease interval)
+RETURNS TABLE (id bigint, action text, state text, looked int, changed int, wait interval)
+LANGUAGE plpgsql SECURITY DEFINER ROWS 1 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    b        taskrelay.bulk;
+    ahead    boolean;
+    room     int;
+    n        int;
+    found_id bigint[];
+    locked   bigint[];
+    results  jsonb := '{}';
+    finished boolean;
+    one      bigint;
+BEGIN
+    -- No relay takes a bulk for longer than seconds, and none rests for longer than one task takes at its rate: what lies
+    -- further ahead was written before Postgres's clock was set back.
+    SELECT * INTO b FROM taskrelay.bulk AS o
+    WHERE o.state = 'open' AND (o.owner IS NULL OR o.owner = bulk_step.relay
+        OR o.owner_until NOT BETWEEN clock_timestamp() AND clock_timestamp() + interval '1 minute')
+    ORDER BY CASE WHEN o.next_at <= clock_timestamp() + make_interval(secs => 60 + 1 / greatest(o.rate, 0.001)) THEN o.next_at ELSE '-infinity' END, o.id
+    LIMIT 1 FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    ahead := b.next_at > clock_timestamp() + make_interval(secs => 60 + 1 / greatest(b.rate, 0.001));
+    IF b.next_at > clock_timestamp() AND NOT ahead THEN
+        RETURN QUERY SELECT b.id, b.action, b.state, 0, 0, b.next_at - clock_timestamp();
+        RETURN;
+    END IF;
+    IF b.started_at IS NULL AND b.filter -> 'status' = '["dead"]' THEN
+        SELECT c.matching, NOT c.complete INTO b.expected, b.at_least
+        FROM taskrelay.bulk_count(b.filter, b.created_at, 1000000, interval '500 ms') AS c;
+    END IF;
+
+    n := least(500, greatest(1, ceil(b.rate / 10)));
+    b.held_back := 0;
+    IF b.action IN ('requeue', 'reset', 'rerun', 'run_now') THEN
+        room := least(10000, greatest(20, b.rate / 5)); -- and as many rows are looked at to know
+        SELECT count(*) INTO b.held_back
+        FROM (SELECT u.task_id FROM taskrelay.audit AS u WHERE u.bulk_id = b.id AND u.task_id IS NOT NULL ORDER BY u.id DESC LIMIT room) AS u
+        JOIN taskrelay.task AS t ON t.id = u.task_id
+        JOIN taskrelay.biz_type AS y ON y.biz_type = t.biz_type
+        WHERE t.status IN ('pending', 'retrying') AND t.next_attempt_at <= now() AND y.paused_at IS NULL
+            AND EXISTS (SELECT FROM taskrelay.worker AS w WHERE w.seen_at > now() - interval '1 minute' AND t.biz_type = ANY (w.biz_types));
+        n := least(n, room - b.held_back);
+    END IF;
+    IF n < 1 THEN
+        UPDATE taskrelay.bulk AS o
+        SET owner = bulk_step.relay, owner_until = clock_timestamp() + bulk_step.lease, held_back = b.held_back,
+            next_at = clock_timestamp() + interval '100 ms'
+        WHERE o.id = b.id;
+        RETURN QUERY SELECT b.id, b.action, b.state, 0, 0, interval '100 ms';
+        RETURN;
+    END IF;
+    b.held_back := 0; -- it goes on
+
+    SELECT p.ids, p.next_at, p.next_id, p.ended INTO found_id, b.cursor_at, b.cursor_id, finished
+    FROM taskrelay.bulk_page(b.filter, b.created_at, b.last_id, b.cursor_at, b.cursor_id, n, false) AS p;
+
+    -- A row that somebody holds is not waited for: this transaction holds others, which their workers would wait for.
+    locked := ARRAY(SELECT t.id FROM taskrelay.task AS t WHERE t.id = ANY (found_id) ORDER BY t.id FOR UPDATE SKIP LOCKED);
+    BEGIN
+        SELECT coalesce(jsonb_object_agg(c.why, c.n), '{}') INTO results FROM (
+            SELECT CASE WHEN o.changed THEN '' ELSE o.why_not END AS why, count(*) AS n
+            FROM taskrelay.operate(b.action, locked, b.reason, b.options, b.actor, b.id) AS o GROUP BY 1) AS c;
+    EXCEPTION WHEN data_exception OR integrity_constraint_violation OR raise_exception THEN
+        -- One row that cannot be changed must not stop the rest for ever.
+        results := '{}';
+        FOREACH one IN ARRAY locked LOOP
+            BEGIN
+                SELECT results || jsonb_object_agg(k.why, coalesce((results ->> k.why)::bigint, 0) + 1) INTO results
+                FROM (SELECT CASE WHEN o.changed THEN '' ELSE o.why_not END AS why
+                      FROM taskrelay.operate(b.action, ARRAY[one], b.reason, b.options, b.actor, b.id) AS o) AS k;
+            EXCEPTION WHEN data_exception OR integrity_constraint_violation OR raise_exception THEN
+                results := results || jsonb_build_object(SQLERRM, coalesce((results ->> SQLERRM)::bigint, 0) + 1);
+            END;
+        END LOOP;
+    END;
+    IF cardinality(found_id) > cardinality(locked) THEN
+        results := results || jsonb_build_object('its row was locked by another transaction: start the bulk again',
+            cardinality(found_id) - cardinality(locked));
+    END IF;
+
+    looked := coalesce(cardinality(found_id), 0);
+    changed := coalesce((results ->> '')::int, 0);
+    b.state := CASE WHEN finished THEN 'done' ELSE 'open' END;
+    UPDATE taskrelay.bulk AS o
+    SET state = b.state, started_at = coalesce(o.started_at, clock_timestamp()),
+        finished_at = CASE WHEN finished THEN clock_timestamp() END, expected = b.expected, at_least = b.at_least, cursor_at = b.cursor_at, cursor_id = b.cursor_id,
+        done = o.done + looked, changed = o.changed + bulk_step.changed, skipped = o.skipped + looked - bulk_step.changed,
+        skipped_why = o.skipped_why || coalesce((
+            SELECT jsonb_object_agg(r.key, coalesce((o.skipped_why ->> r.key)::bigint, 0) + r.value::bigint)
+            FROM jsonb_each_text(results) AS r WHERE r.key <> ''), '{}'),
+        held_back = b.held_back,
+        -- Where the filter found nothing, the next rows are looked at at once.
+        next_at = clock_timestamp() + make_interval(secs => looked / b.rate),
+        owner = CASE WHEN NOT finished THEN bulk_step.relay END,
+        owner_until = CASE WHEN NOT finished THEN clock_timestamp() + bulk_step.lease END
+    WHERE o.id = b.id;
+    RETURN QUERY SELECT b.id, b.action, b.state, looked, bulk_step.changed, make_interval(secs => looked / b.rate);
+END $$;
+
+DROP FUNCTION taskrelay.bulk_next(jsonb, timestamptz, bigint, timestamptz, bigint, int, bigint); -- bulk_page now
+
+-- As before, and with open_id: the first task that is unfinished and was written within ten minutes. It may well end soon,
+-- and the next look begins there. One that stays unfinished for longer holds nothing up: the full pass finds it.
+DROP FUNCTION taskrelay.purge_page(bigint, int, int, boolean, text[], text[], interval, text); -- made anew for its new column
+CREATE FUNCTION taskrelay.purge_page(after bigint, scan int, batch int, dry_run boolean, types text[] DEFAULT NULL,
+    statuses text[] DEFAULT NULL, older_than interval DEFAULT NULL, reason text DEFAULT NULL)
+RETURNS TABLE (biz_type text, status text, verdict text, tasks bigint, last_id bigint, young_id bigint, open_id bigint)
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF purge_page.older_than IS NOT NULL AND NOT purge_page.dry_run THEN -- a person's wish, not the ages that are set
+        PERFORM taskrelay.audit_reason(purge_page.reason);
+    END IF;
+    RETURN QUERY
+    WITH page AS MATERIALIZED (
+        SELECT t.id, t.biz_type, t.status, t.created_at, t.finished_at, t.dead_lettered_at, t.ordering_key IS NOT NULL AS keyed
+        FROM taskrelay.task AS t
+        WHERE t.id > purge_page.after
+        ORDER BY t.id
+        LIMIT purge_page.scan
+    ), judged AS MATERIALIZED (
+        SELECT p.*, CASE
+            WHEN p.biz_type <> ALL (purge_page.types) OR p.status <> ALL (purge_page.statuses) THEN 'not asked for'
+            WHEN p.finished_at IS NULL THEN 'unfinished'
+            WHEN a.keep IS NULL THEN 'kept until a person decides'
+            WHEN p.status = 'dead' AND p.dead_lettered_at IS NULL THEN 'dead letter not out'
+            WHEN p.status = 'dead' AND p.keyed THEN 'others of its ordering key may wait for it'
+            WHEN p.finished_at > now() - a.keep THEN 'too young'
+            ELSE 'due' END AS verdict
+        FROM page AS p
+        LEFT JOIN taskrelay.biz_type AS b ON b.biz_type = p.biz_type
+        CROSS JOIN taskrelay.retention AS r
+        CROSS JOIN LATERAL (SELECT coalesce(purge_page.older_than, CASE p.status
+            WHEN 'succeeded' THEN coalesce(b.retain_succeeded, r.succeeded)
+            WHEN 'cancelled' THEN coalesce(b.retain_cancelled, r.cancelled)
+            WHEN 'dead' THEN coalesce(b.retain_dead, r.dead) END) AS keep) AS a
+    ), cut AS MATERIALIZED (
+        SELECT coalesce((SELECT j.id FROM judged AS j WHERE j.verdict = 'due' ORDER BY j.id OFFSET purge_page.batch - 1 LIMIT 1),
+            (SELECT max(p.id) FROM page AS p)) AS id
+    ), locked AS MATERIALIZED (
+        SELECT k.tid
+        FROM judged AS j
+        CROSS JOIN cut
+        CROSS JOIN LATERAL (
+            SELECT t.ctid AS tid FROM taskrelay.task AS t
+            WHERE t.id = j.id AND t.status = j.status AND t.finished_at = j.finished_at
+                AND t.dead_lettered_at IS NOT DISTINCT FROM j.dead_lettered_at
+            FOR UPDATE SKIP LOCKED
+        ) AS k
+        WHERE j.verdict = 'due' AND j.id <= cut.id AND NOT purge_page.dry_run
+    ), gone AS (
+        DELETE FROM taskrelay.task AS t USING locked AS k WHERE t.ctid = k.tid
+        RETURNING t.id, t.biz_type, t.status
+    ), letters AS (
+        INSERT INTO taskrelay.letter_purge (task_id, biz_type)
+        SELECT g.id, g.biz_type FROM gone AS g WHERE g.status = 'dead'
+        ON CONFLICT DO NOTHING
+    ), logged AS (
+        INSERT INTO taskrelay.audit (actor, action, reason, after)
+        SELECT taskrelay.audit_actor(), 'purge', purge_page.reason, jsonb_object_agg(c.what, c.n)
+        FROM (SELECT g.biz_type || ' ' || g.status AS what, count(*) AS n FROM gone AS g GROUP BY 1) AS c
+        HAVING count(*) > 0 AND purge_page.reason IS NOT NULL
+    )
+    SELECT j.biz_type, j.status,
+        CASE WHEN j.verdict <> 'due' OR purge_page.dry_run THEN j.verdict WHEN g.id IS NOT NULL THEN 'deleted' ELSE 'busy' END,
+        count(*), cut.id, (SELECT min(y.id) FROM judged AS y WHERE y.verdict = 'too young' AND y.id <= cut.id),
+        (SELECT min(y.id) FROM judged AS y WHERE y.verdict = 'unfinished' AND y.id <= cut.id
+            AND y.created_at BETWEEN now() - interval '10 minutes' AND now() + interval '1 minute')
+    FROM judged AS j
+    CROSS JOIN cut
+    LEFT JOIN gone AS g ON g.id = j.id
+    WHERE j.id <= cut.id
+    GROUP BY 1, 2, 3, cut.id;
+END $$;
+
+REVOKE ALL ON FUNCTION
+    taskrelay.bulk_finds(jsonb, text, text, text, text),
+    taskrelay.bulk_page(jsonb, timestamptz, bigint, timestamptz, bigint, int, boolean),
+    taskrelay.bulk_count(jsonb, timestamptz, bigint, interval),
+    taskrelay.preview_bulk(text, jsonb, int),
+    taskrelay.purge_page(bigint, int, int, boolean, text[], text[], interval, text)
+FROM PUBLIC;
+
+DO $roles$
+BEGIN
+    IF to_regrole('taskrelay_relay') IS NOT NULL THEN
+        GRANT EXECUTE ON FUNCTION taskrelay.purge_page(bigint, int, int, boolean, text[], text[], interval, text) TO taskrelay_relay;
+    END IF;
+    IF to_regrole('taskrelay_operator') IS NOT NULL THEN
+        GRANT EXECUTE ON FUNCTION taskrelay.preview_bulk(text, jsonb, int),
+            taskrelay.purge_page(bigint, int, int, boolean, text[], text[], interval, text) TO taskrelay_operator;
+    END IF;
+END $roles$;
+INSERT INTO taskrelay.schema_version (version_id, is_applied) VALUES (12, true);
 
 COMMIT;

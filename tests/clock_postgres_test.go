@@ -100,7 +100,7 @@ func TestPostgresClockIsSet(t *testing.T) {
 }
 
 // What a clock that was a day ahead leaves behind when it is set back: leases that end tomorrow, of a relay and a worker
-// that are gone. No lease is that long, so they are over.
+// that are gone. No lease is that long, so they are over. Nor does a bulk, a notice or the full pass of retention wait for then.
 func TestLeasesThatEndTomorrowAreOver(t *testing.T) {
 	t.Parallel()
 	e := testenv.New(t)
@@ -109,6 +109,16 @@ func TestLeasesThatEndTomorrowAreOver(t *testing.T) {
 	e.Exec(t, `INSERT INTO taskrelay.lane (biz_type, priority, owner, owner_until) SELECT 'TYPE_' || g, 'low', 'gone', now() + interval '1 day'
 		FROM generate_series(1, 8) AS g`)
 	e.Exec(t, `INSERT INTO taskrelay.task (biz_type) SELECT 'TYPE_' || g FROM generate_series(1, 8) AS g`)
+	deadTasks(t, e.Database, "DIED", 1)
+	for _, bulk := range []string{`owner = 'gone', owner_until = now() + interval '1 day'`, `next_at = now() + interval '1 day'`} {
+		e.Exec(t, `SELECT taskrelay.start_bulk('discard', '{"type": "DIED"}', 'x', rate => 100)`)
+		e.Exec(t, `UPDATE taskrelay.bulk SET filter = filter || jsonb_build_object('error', id::text), `+bulk+` WHERE id = (SELECT max(id) FROM taskrelay.bulk)`)
+	}
+	e.Exec(t, `UPDATE taskrelay.retention SET owner = 'gone', owner_until = now() + interval '1 day', full_at = now() + interval '1 day'`)
+	e.Exec(t, `INSERT INTO taskrelay.notice (id, biz_type, event, task_id, attempts, reason, error, error_class, compensation, happened_at)
+		SELECT n, n, 'dead', 1, 1, 'lost', '', '', 'none', now() FROM (VALUES ('TAKEN'), ('RESTS')) AS v (n)`)
+	e.Exec(t, `INSERT INTO taskrelay.notice_turn (biz_type, next_at, taken_by, taken_until) VALUES
+		('TAKEN', now(), 'gone', now() + interval '1 day'), ('RESTS', now() + interval '1 day', NULL, NULL)`)
 	e.StartRelay()
 	// None waits for tomorrow, and the one that is gone gets no share of them again and again.
 	waitMessages(t, e, 8)
@@ -119,6 +129,9 @@ func TestLeasesThatEndTomorrowAreOver(t *testing.T) {
 		}
 		return nil
 	})
+	e.WaitCount(t, soon, 2, `SELECT count(*) FROM taskrelay.bulk WHERE state = 'done'`)
+	e.WaitCount(t, soon, 0, `SELECT count(*) FROM taskrelay.notice`)
+	e.WaitCount(t, soon, 1, `SELECT count(*) FROM taskrelay.retention WHERE full_at <= clock_timestamp()`)
 	// As the claim of a worker left it that was killed then. Its message comes again after AckWait.
 	e.Exec(t, `UPDATE taskrelay.task SET status = 'running', attempt = 1, lease_owner = 'gone', lease_token = 1,
 		started_at = now() + interval '1 day', lease_until = now() + interval '1 day 30 s' WHERE biz_type = 'TYPE_1'`)

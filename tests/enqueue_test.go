@@ -562,7 +562,7 @@ func TestStrictTypesRefuseTheUnknown(t *testing.T) {
 		for _, unknown := range []string{"UNKNOWN", "SET_UP_ONLY", "known"} {
 			for _, opts := range [][]outbox.Option{nil, {outbox.BizID("1")}} {
 				_, err := p.enqueue(unknown, nil, opts...)
-				if !errors.Is(err, outbox.ErrUnknownType) || !strings.Contains(err.Error(), unknown) || !strings.Contains(err.Error(), "known_by") {
+				if !errors.Is(err, outbox.ErrUnknownType) || !strings.Contains(err.Error(), unknown) || !strings.Contains(err.Error(), "taskrelay.set_type(") {
 					t.Errorf("%s, %s: got %v", name, unknown, err)
 				}
 			}

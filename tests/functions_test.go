@@ -336,14 +336,14 @@ func TestStrictTypesRefuseUnknownTypes(t *testing.T) {
 		}
 		_, _, err = enqueue(savepoint, bizType, "1")
 		var pe *pgconn.PgError
-		if !errors.As(err, &pe) || pe.ConstraintName != "strict_types_refuses_unknown_biz_types" || !strings.Contains(pe.Hint, "INSERT INTO taskrelay.biz_type") {
+		if !errors.As(err, &pe) || pe.ConstraintName != "strict_types_refuses_unknown_biz_types" || !strings.Contains(pe.Hint, "FROM taskrelay.set_type(") {
 			t.Errorf("%s: got %v, want a refusal with a hint", bizType, err)
 		}
 		if err := savepoint.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if bizType == "OTHER" { // the hint works as it stands
-			if _, err := tx.Exec(t.Context(), pe.Hint[strings.Index(pe.Hint, "INSERT"):]); err != nil {
+			if _, err := tx.Exec(t.Context(), pe.Hint[strings.Index(pe.Hint, "SELECT"):]); err != nil {
 				t.Errorf("hint %s: %v", pe.Hint, err)
 			}
 		}
@@ -410,7 +410,7 @@ func TestOperatingFunctionsInEveryState(t *testing.T) {
 		{`cancel(%d, 'why')`, want{
 			"pending": cancelled, "scheduled": cancelled, "listed": cancelled, "retrying": cancelled, "running": asked, "asked": "asked to stop already",
 			"blocked": cancelled, "succeeded": "it has succeeded", "dead": "it is dead already", "cancelled": "it is cancelled already",
-			"compensating": cancelled, "compensated": "it is dead already",
+			"compensating": "allow_uncompensated", "compensated": "it is dead already",
 		}},
 	} {
 		for state, want := range c.want {
@@ -505,6 +505,9 @@ func TestOperatingFunctionsRefuseBadArguments(t *testing.T) {
 	}
 	for _, by := range []string{`'0'`, `'-1 s'`, `'366 days 1 s'`, `'100 years'`, `NULL::interval`} {
 		all = append(all, refused{`SELECT * FROM taskrelay.delay(1, ` + by + `, 'why')`, "more than 0 and at most 366 days"})
+	}
+	for _, call := range []string{`requeue(1, %s)`, `cancel(1, %s)`, `pause('A', %s)`, `set_strict_types(true, %s)`, `start_bulk('cancel', '{"all": true}', %s)`} {
+		all = append(all, refused{`SELECT * FROM taskrelay.` + fmt.Sprintf(call, `repeat('ä', 1001)`), "the reason has 1001 characters, at most 1000"})
 	}
 	refuse(t, db.Pool, all)
 	equal(t, "generation", db.Task(t, 1).Generation, 0)

@@ -298,6 +298,8 @@ func TestNotifierThatHangsStopsNobody(t *testing.T) {
 	e.Insert(t, "TYPO", "payload", `"undo"`)
 	e.WaitStatus(t, soon, good, "dead")
 	mine.wait(t, "dead", 1) // of GOOD, or of BAD after its panic
+	// What set_type goes by.
+	e.WaitCount(t, soon, 1, `SELECT count(*) FROM taskrelay.relay WHERE notifiers @> '{mine,hangs,panics,log}'`)
 	testenv.Eventually(t, soon, func() error {
 		for _, want := range []string{"notifier panicked: a bug in a notifier", `"notifier":"wehbook"`, "notifier is not configured in this relay, logged instead"} {
 			if !strings.Contains(relay.Logs(), want) {

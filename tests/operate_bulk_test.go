@@ -137,6 +137,37 @@ func TestBulkFilters(t *testing.T) {
 	equal(t, "bulks", db.Int(t, `SELECT count(*) FROM taskrelay.bulk`), 0)
 }
 
+// However few a filter finds, no statement looks at more than 10,000 rows, and a count says when it is none of all.
+func TestBulkLooksAtSomeRowsAtATime(t *testing.T) {
+	t.Parallel()
+	db := testenv.DB(t)
+	first := db.Insert(t, "A", "biz_id", "first")
+	deadTasks(t, db, "A", 10_005)
+	db.Exec(t, `UPDATE taskrelay.task SET last_error = 'the only one' WHERE biz_id = 'D-10005'`)
+	count := func(filter, within string) string {
+		t.Helper()
+		return db.Text(t, `SELECT concat_ws(' ', matching, complete) FROM taskrelay.bulk_count(taskrelay.bulk_filter('delete', $1::text::jsonb), now(), 100, $2::text::interval)`,
+			filter, within)
+	}
+	for _, filter := range []string{
+		`{"status": "dead", "error": "the only one"}`,                                      // by death
+		`{"status": "pending", "type": "A"}`,                                               // by id, from the newest
+		`{"status": ["dead", "cancelled"], "older_than": "1 ms", "error": "the only one"}`, // by id, from the oldest
+	} {
+		equal(t, "a look of no time: "+filter, count(filter, "0"), "0 f")
+		equal(t, "all: "+filter, count(filter, "1 hour"), "1 t")
+	}
+	equal(t, "as many as were asked for", count(`{"status": "dead", "all": true}`, "1 hour"), "100 f")
+
+	db.Exec(t, `SELECT taskrelay.start_bulk('requeue', '{"error": "the only one"}', 'x')`)
+	equal(t, "batches by death", step(t, db), 2)
+	equal(t, "bulk", db.Text(t, `SELECT concat_ws(' ', state, done, changed, expected) FROM taskrelay.bulk ORDER BY id DESC LIMIT 1`), "done 1 1 1")
+	db.Exec(t, `SELECT taskrelay.start_bulk('cancel', '{"type": "A", "status": "pending"}', 'x', rate => 10)`) // one a batch
+	equal(t, "batches by id", step(t, db), 4)
+	equal(t, "bulk", db.Text(t, `SELECT concat_ws(' ', state, done, changed) FROM taskrelay.bulk ORDER BY id DESC LIMIT 1`), "done 2 2")
+	equal(t, "first", db.Task(t, first).Status, "cancelled")
+}
+
 // A row that somebody holds is skipped and said to be, not waited for; one that cannot be changed stops nobody.
 func TestBulkPassesRowsItCannotChange(t *testing.T) {
 	t.Parallel()

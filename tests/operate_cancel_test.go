@@ -32,7 +32,12 @@ func TestCancelCompensatesWhatWasBegun(t *testing.T) {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
 		},
-		Compensate: func(_ context.Context, task *command.Task[json.RawMessage], cause error) error {
+		Compensate: func(ctx context.Context, task *command.Task[json.RawMessage], cause error) error {
+			if task.BizID == "by hand" {
+				running <- task.ID
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			undone[task.ID] = cause.Error()
@@ -71,10 +76,64 @@ func TestCancelCompensatesWhatWasBegun(t *testing.T) {
 			t.Error("the request to cancel is still there: it would call off a compensation that is retried")
 		}
 	}
+
+	// A compensation that runs is not called off by the way, and where it is meant nobody takes it for done.
+	byHand := e.Insert(t, "ORDER_PAYMENT", "biz_id", "by hand")
+	e.WaitStatus(t, soon, byHand, "retrying")
+	change(t, e, "cancel($1::bigint, 'shop is closed', true)", byHand)
+	equal(t, "compensating", <-running, byHand)
+	if changed, why := change(t, e, "cancel($1::bigint, 'enough')", byHand); changed || !strings.Contains(why, "allow_uncompensated") {
+		t.Errorf("a cancel of a compensation that runs: got %v %q", changed, why)
+	}
+	if changed, why := change(t, e, "cancel($1::bigint, 'refunded by hand', false, true)", byHand); !changed || !strings.Contains(why, "is not undone") {
+		t.Errorf("a compensation called off: got %v %q", changed, why)
+	}
+	equal(t, "compensation that was called off", e.WaitStatus(t, soon, byHand, "cancelled").Compensation, "failed")
 	mu.Lock()
 	defer mu.Unlock()
 	equal(t, "compensated", len(undone), 2)
 	equal(t, "cause", undone[waiting], "cancelled: shop is closed")
+}
+
+// A plain cancel, by id or in bulk, leaves alone what is being compensated: it would end as if it had been undone. Called off
+// on purpose it ends with a compensation that has failed, and the audit has both states.
+func TestCancelDoesNotCallOffACompensation(t *testing.T) {
+	t.Parallel()
+	db := testenv.DB(t)
+	id := db.Insert(t, "A")
+	db.Exec(t, `UPDATE taskrelay.task SET `+states["compensating"]+` WHERE id = $1`, id)
+	other := db.Insert(t, "A")
+	db.Exec(t, `UPDATE taskrelay.task SET `+states["compensating"]+` WHERE id = $1`, other)
+	plain := db.Insert(t, "A")
+	cancel := func(flags string) (changed bool, why string) {
+		t.Helper()
+		var not *string
+		db.Scan(t, `SELECT changed, why_not FROM taskrelay.cancel($1::bigint, 'x'`+flags+`)`, []any{id}, &changed, &not)
+		return changed, text(not)
+	}
+	for flags, want := range map[string]string{"": "allow_uncompensated", ", true": "on its way already", ", true, true": "on its way already"} {
+		if changed, why := cancel(flags); changed || !strings.Contains(why, want) {
+			t.Errorf("cancel%s: got %v %q, want %q", flags, changed, why, want)
+		}
+	}
+	named := db.Text(t, `SELECT why_not FROM taskrelay.cancel(ids => ARRAY[$1::bigint], reason => 'x', allow_uncompensated => false, compensate => false)`, id)
+	if !strings.Contains(named, "allow_uncompensated") { // as the relay calls it over NATS
+		t.Errorf("by names: got %q", named)
+	}
+	db.Exec(t, `SELECT taskrelay.start_bulk('cancel', '{"type": "A"}', 'not needed')`)
+	step(t, db)
+	equal(t, "bulk", db.Text(t, `SELECT concat_ws(' ', state, done, changed, skipped, skipped_why::text LIKE '%allow_uncompensated%: 2}') FROM taskrelay.bulk`), "done 3 1 2 t")
+	equal(t, "the others", db.Task(t, plain).Status+" "+db.Task(t, id).Status+" "+db.Task(t, id).Compensation, "cancelled retrying pending")
+
+	if changed, why := cancel(", false, true"); !changed || why != "its compensation is called off: what it began is not undone" {
+		t.Errorf("called off: got %v %q", changed, why)
+	}
+	row := db.Task(t, id)
+	equal(t, "called off", row.Status+" "+row.Compensation+" "+text(row.DeadReason), "cancelled failed max_attempts")
+	equal(t, "audit", db.Text(t, `SELECT concat_ws(' ', before->>'compensation', after->>'compensation') FROM taskrelay.audit WHERE task_id = $1`, id), "pending failed")
+	db.Exec(t, `SELECT taskrelay.start_bulk('cancel', '{"type": "A"}', 'refunded by hand', '{"allow_uncompensated": true}')`)
+	step(t, db)
+	equal(t, "called off in bulk", db.Task(t, other).Status+" "+db.Task(t, other).Compensation, "cancelled failed")
 }
 
 // A type without compensation has nothing that could undo it: the operator must choose.

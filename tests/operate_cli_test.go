@@ -32,6 +32,13 @@ func TestCLIChangesByID(t *testing.T) {
 	cli(t, e, "", "dead", "requeue", itoa(dead), "--reason", "not paid after all").ok(t, 0)
 	cli(t, e, "", "delete", itoa(dead), "--reason", "x").ok(t, 2, "add --yes")
 
+	undo := inState(t, e.Database, "pending")
+	e.Exec(t, `UPDATE taskrelay.task SET `+states["compensating"]+` WHERE id = $1`, undo)
+	cli(t, e, "", "cancel", itoa(undo)).ok(t, 4, "it is being compensated", "add --allow-uncompensated")
+	cli(t, e, "", "cancel", itoa(undo), "--compensate", "--allow-uncompensated").ok(t, 2, "give one of them")
+	cli(t, e, "", "cancel", itoa(undo), "--allow-uncompensated", "--reason", "refunded by hand").ok(t, 0, "what it began is not undone")
+	cli(t, e, "", "show", itoa(undo)).ok(t, 0, "what it began was not undone")
+
 	// Many ids are several transactions, each short.
 	e.Exec(t, `INSERT INTO taskrelay.task (biz_type) SELECT 'MANY' FROM generate_series(1, 1200)`)
 	ids := e.Text(t, `SELECT string_agg(id::text, E'\n') FROM taskrelay.task WHERE biz_type = 'MANY'`)

@@ -47,6 +47,7 @@ func TestPurgeSaysWhatGoesAndWhyTheRestStays(t *testing.T) {
 	aged(t, e, "SHORT", "dead", 2, "2 hours")
 	e.Exec(t, `UPDATE taskrelay.task SET dead_lettered_at = NULL WHERE id = (SELECT max(id) FROM taskrelay.task)`)
 	open := e.Insert(t, "A", "created_at", time.Now().Add(-400*24*time.Hour))
+	equal(t, "an unfinished task to come back for", e.Int(t, `SELECT count(open_id) FROM taskrelay.purge_page(0, 1000, 500, true)`), 0)
 	locked := e.Int(t, `SELECT min(id) FROM taskrelay.task`)
 
 	tx, err := e.Pool.Begin(t.Context())
@@ -121,6 +122,18 @@ func TestRelayDeletesByAge(t *testing.T) {
 	if !strings.Contains(relay.Logs(), "old rows deleted") {
 		t.Error("the relay has not said that it deleted")
 	}
+
+	// A task that is unfinished when a look passes it goes by its age, not an hour later by the full pass. One that is
+	// unfinished for long holds no mark.
+	e.Exec(t, `DELETE FROM taskrelay.task WHERE id <> $1`, open) // nothing is too young, and ends a look
+	e.Exec(t, `UPDATE taskrelay.task SET created_at = now() - interval '11 minutes' WHERE id = $1`, open)
+	brief := e.Insert(t, "A")
+	aged(t, e, "A", "succeeded", 1, "3 hours")
+	e.WaitCount(t, soon, 0, `SELECT count(*) FROM taskrelay.task WHERE status = 'succeeded'`) // so a look has passed both
+	e.WaitCount(t, soon, 1, `SELECT count(*) FROM taskrelay.retention WHERE task_low = $1`, brief-1)
+	e.Exec(t, `UPDATE taskrelay.task SET status = 'succeeded', finished_at = now() - interval '2 hours' WHERE id = $1`, brief)
+	e.WaitCount(t, soon, 0, `SELECT count(*) FROM taskrelay.task WHERE id = $1`, brief)
+	equal(t, "open", e.Task(t, open).Status, "pending")
 }
 
 // Keep-nothing: a task that succeeds is gone at once, its biz id free; one that does not succeed stays; the log stays.

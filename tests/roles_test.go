@@ -101,15 +101,19 @@ func TestOperatorActsThroughFunctionsOnly(t *testing.T) {
 		`SELECT * FROM taskrelay.reset('A', '1', 'test')`,
 		`SELECT payload FROM taskrelay.task`,
 		`SELECT * FROM taskrelay.task_view, taskrelay.dead, taskrelay.stuck, taskrelay.lag, taskrelay.attempt_view, taskrelay.audit, taskrelay.task_attempt`,
-		`INSERT INTO taskrelay.biz_type (biz_type, known_by) VALUES ('NEW', 'me')`,
+		`SELECT * FROM taskrelay.set_type('NEW', '{}', 'test', add => true)`,
+		`SELECT * FROM taskrelay.set_strict_types(true, 'test')`,
 	} {
 		if _, err := pool.Exec(t.Context(), sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}
 	equal(t, "generation", db.Task(t, id).Generation, 5)
-	equal(t, "audited", db.Int(t, `SELECT count(*) FROM taskrelay.audit`), 5)
+	equal(t, "audited", db.Int(t, `SELECT count(*) FROM taskrelay.audit`), 7)
 	refuse(t, pool, []refused{
+		{`INSERT INTO taskrelay.biz_type (biz_type, known_by) VALUES ('OTHER', 'me')`, "permission denied"}, // nobody would know who did it
+		{`UPDATE taskrelay.biz_type SET paused_at = now()`, "permission denied"},
+		{`UPDATE taskrelay.installation SET strict_types = false`, "permission denied"},
 		{`UPDATE taskrelay.task SET status = 'pending'`, "permission denied"},
 		{`DELETE FROM taskrelay.task`, "permission denied"},
 		{`INSERT INTO taskrelay.task (biz_type) VALUES ('A')`, "permission denied"},

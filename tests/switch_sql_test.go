@@ -48,6 +48,9 @@ func TestSwitchFunctionsAreGuardedAndAudited(t *testing.T) {
 		{`set_type('SEEN', '{"policy": {"strategy": "sometimes", "base_delay": "5s"}}', 'x')`, "is none"},
 		{`set_type('SEEN', '{"policy": {"strategy": "fixed", "base_delay": "soon"}}', 'x')`, "is none"},
 		{`set_type('SEEN', '{"retain_dead": "-1 day"}', 'x')`, "retention_is_not_negative"},
+		{`set_type('SEEN', jsonb_build_object('title', repeat('ä', 201)), 'x')`, "title has 201 characters, at most 200"},
+		{`set_type('SEEN', jsonb_build_object('runbook_url', repeat('x', 2001)), 'x')`, "runbook_url has 2001 characters, at most 2000"},
+		{`set_type('SEEN', jsonb_build_object('notifier', repeat('x', 64)), 'x')`, "notifier has 64 characters, at most 63"},
 		{`set_type('SEEN', '{"rate": null}', 'x')`, "changed"},
 		{`set_type('NEW', '{"retain_succeeded": "forever"}', 'x', add => true)`, "changed"},
 		{`set_type('a b', '{}', 'x', add => true)`, "biz_type_is_1_to_63"},
@@ -63,6 +66,15 @@ func TestSwitchFunctionsAreGuardedAndAudited(t *testing.T) {
 		"pause SEEN, resume SEEN, set type SEEN, set type SEEN, add type NEW, strict types")
 	equal(t, "before and after", db.Text(t, `SELECT concat(before->>'rate', ' ', after->>'rate') FROM taskrelay.audit WHERE action = 'set type' ORDER BY id DESC LIMIT 1`), "12.5 ")
 	equal(t, "policy", db.Text(t, `SELECT policy->>'base_delay' FROM taskrelay.types WHERE biz_type = 'SEEN'`), "1m30s")
+	// As long as no relay has said which notifiers it has, a name may be one of its own.
+	equal(t, "a notifier that no relay has spoken of", call(`set_type('SEEN', '{"notifier": "siren"}', 'x')`), "changed")
+	db.Exec(t, `INSERT INTO taskrelay.relay (name, host, pid, notifiers) VALUES ('old', 'h', 1, '{}'), ('r', 'h', 2, '{log,pager}')`)
+	for name, want := range map[string]string{"pager": "changed", "email": "changed", "wehbook": `no relay has a notifier "wehbook"`} {
+		if got := call(`set_type('SEEN', '{"notifier": "` + name + `"}', 'x')`); !strings.Contains(got, want) {
+			t.Errorf("notifier %s: got %q, want %q", name, got, want)
+		}
+	}
+	equal(t, "no notifier", call(`set_type('SEEN', '{"notifier": null}', 'x')`), "changed")
 	for _, role := range []string{"taskrelay_viewer", "taskrelay_worker", "taskrelay_relay", "taskrelay_producer"} {
 		refuse(t, asRole(t, db, role), []refused{
 			{`SELECT * FROM taskrelay.pause('SEEN', 'x')`, "permission denied"},

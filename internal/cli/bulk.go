@@ -249,16 +249,19 @@ func (a *app) endOfBulk(p *printer, b outbox.Bulk) error {
 func bulkProgress(b outbox.Bulk) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "bulk %d, %s: ", b.ID, b.Action)
-	if b.Expected != nil {
-		fmt.Fprintf(&s, "%d of %d", b.Done, *b.Expected)
-	} else {
+	switch {
+	case b.Expected == nil:
 		fmt.Fprintf(&s, "%d", b.Done)
+	case b.AtLeast:
+		fmt.Fprintf(&s, "%d of at least %d", b.Done, max(*b.Expected, b.Done))
+	default:
+		fmt.Fprintf(&s, "%d of %d", b.Done, *b.Expected)
 	}
 	fmt.Fprintf(&s, " (%.0f %%), %d changed", 100*b.Passed, b.Changed)
 	if b.Skipped > 0 {
 		fmt.Fprintf(&s, ", %d skipped", b.Skipped)
 	}
-	if b.Expected != nil && b.Done > 0 && b.HeldBack == 0 {
+	if b.Expected != nil && !b.AtLeast && b.Done > 0 && b.HeldBack == 0 {
 		fmt.Fprintf(&s, ", %s left at %g/s", time.Duration(float64(max(*b.Expected-b.Done, 0))/b.Rate*float64(time.Second)).Round(time.Second), b.Rate)
 	}
 	if b.HeldBack > 0 {

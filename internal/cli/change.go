@@ -164,7 +164,7 @@ refused.
 
 func (a *app) cancelCommand() *cobra.Command {
 	var reason string
-	var compensate bool
+	var compensate, uncompensated bool
 	c := &cobra.Command{
 		Use:   "cancel ID... | FILTER",
 		Short: "Cancel unfinished tasks",
@@ -172,17 +172,27 @@ func (a *app) cancelCommand() *cobra.Command {
 unless it finishes first. Nothing is compensated, unless --compensate says so: then what was begun is undone, and the task
 ends as dead with reason cancelled. A task that was never started has nothing to undo.
 
+A task that is being compensated already is refused: it would end with what it began not undone. --allow-uncompensated
+says that this is meant, because somebody has undone it by hand; the task ends as cancelled, its compensation as failed.
+
 ` + bulkHelp,
 		Example: `  taskrelay cancel 4711 ORDER_PAYMENT/O-2 --reason 'ordered by mistake' --yes
   taskrelay cancel --type ORDER_PAYMENT --status retrying --compensate --reason 'the shop is closed'`,
 	}
 	reasonFlag(c, &reason, "taskrelay cancel")
 	c.Flags().BoolVar(&compensate, "compensate", false, "undo what was begun")
+	c.Flags().BoolVar(&uncompensated, "allow-uncompensated", false, "also tasks that are being compensated: what they began is NOT undone")
 	return a.changes(c, &reason, func() (operation, error) {
+		if compensate && uncompensated {
+			return operation{}, usage("--compensate undoes what was begun, --allow-uncompensated leaves it: give one of them")
+		}
 		var flags []outbox.Flag
 		what := "cancel"
 		if compensate {
 			flags, what = append(flags, outbox.Compensate), "cancel and compensate"
+		}
+		if uncompensated {
+			flags, what = append(flags, outbox.AllowUncompensated), "cancel without undoing"
 		}
 		return operation{action: "cancel", what: what, flags: flags, do: func(ctx context.Context, s *session, tx pgx.Tx, ids []int64) ([]outbox.Change, error) {
 			return s.schema.Cancel(ctx, tx, ids, reason, flags...)

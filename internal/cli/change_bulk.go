@@ -103,11 +103,11 @@ func (a *app) bulk(c *cobra.Command, b *bulkFlags, op operation, reason string) 
 	if b.dryRun {
 		return a.showPreview(ctx, s, p, op, preview)
 	}
-	if preview.Found == 0 {
+	if preview.Found == 0 && !preview.More {
 		fmt.Fprintln(a.err, "no task matches")
 		return &exitError{code: exitNotFound}
 	}
-	if err := a.confirm(fmt.Sprintf("%s %s (filter %s)", op.what, taskCount(preview.Found), preview.Filter)); err != nil {
+	if err := a.confirm(fmt.Sprintf("%s %s (filter %s)", op.what, taskCount(preview), preview.Filter)); err != nil {
 		return err
 	}
 	ctx, cancel = a.limit(c, a.timeout) // the person's time to answer does not count
@@ -139,12 +139,11 @@ func (a *app) bulk(c *cobra.Command, b *bulkFlags, op operation, reason string) 
 // preview is what --dry-run prints.
 type preview struct {
 	outbox.BulkPreview
-	More   bool          `json:"more"` // there may be more than were counted
 	Sample []outbox.Task `json:"sample"`
 }
 
 func (a *app) showPreview(ctx context.Context, s *session, p *printer, op operation, found outbox.BulkPreview) error {
-	v := preview{BulkPreview: found, More: found.Found >= previewLimit, Sample: []outbox.Task{}}
+	v := preview{BulkPreview: found, Sample: []outbox.Task{}}
 	for _, id := range found.Sample {
 		t, err := s.schema.Get(ctx, s.pool, id)
 		if errors.Is(err, outbox.ErrNotFound) {
@@ -173,19 +172,21 @@ func (a *app) showPreview(ctx context.Context, s *session, p *printer, op operat
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.err, "dry run: would %s %s, of which the first are shown; filter %s\n", op.what, taskCount(found.Found), found.Filter)
+	fmt.Fprintf(a.err, "dry run: would %s %s, of which the first are shown; filter %s\n", op.what, taskCount(found), found.Filter)
 	return nil
 }
 
 // taskCount of a preview, in words.
-func taskCount(n int64) string {
+func taskCount(p outbox.BulkPreview) string {
 	switch {
-	case n == 1:
+	case p.More && p.Found == 0:
+		return "tasks, of which it found none while it counted,"
+	case p.More:
+		return strconv.FormatInt(p.Found, 10) + " or more tasks"
+	case p.Found == 1:
 		return "1 task"
-	case n >= previewLimit:
-		return strconv.FormatInt(n, 10) + " or more tasks"
 	}
-	return strconv.FormatInt(n, 10) + " tasks"
+	return strconv.FormatInt(p.Found, 10) + " tasks"
 }
 
 // badArgument makes wrong usage of what the SQL functions refuse, with their hint.

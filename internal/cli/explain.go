@@ -27,7 +27,7 @@ func explain(err error) string {
 
 // nameFlags says how to do what was refused for want of a flag: the answers of the SQL functions name their parameters.
 func (a *app) nameFlags(command *cobra.Command, changes []outbox.Change) {
-	for _, parameter := range []string{"allow_compensated", "allow_succeeded"} {
+	for _, parameter := range []string{"allow_compensated", "allow_succeeded", "allow_uncompensated"} {
 		flag := strings.ReplaceAll(parameter, "_", "-")
 		asked := slices.ContainsFunc(changes, func(c outbox.Change) bool { return strings.Contains(c.WhyNot, parameter) })
 		if asked && command.Flags().Lookup(flag) != nil {

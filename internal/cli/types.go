@@ -241,7 +241,7 @@ Ages are written as 30d, 12h, 0 (delete a task when it succeeds, which frees its
 	f.StringVar(&cancelled, "retain-cancelled", "", "how long cancelled tasks are kept")
 	f.StringVar(&dead, "retain-dead", "", "how long dead tasks are kept, once their letter is out")
 	f.BoolVar(&compensates, "compensates", false, "whether some worker compensates tasks of the type; =false once none does any more")
-	f.StringVar(&notifier, "notifier", "", "who is told of dead tasks")
+	f.StringVar(&notifier, "notifier", "", "who is told of dead tasks: log, webhook, email, dingtalk, chat, or one that your relay has registered in Go")
 	f.StringVar(&title, "title", "", "what people call it")
 	f.StringVar(&runbook, "runbook-url", "", "where it says what to do when tasks die")
 	f.BoolVar(&known, "known", false, "let strict types take it; =false refuses it again")

@@ -108,11 +108,20 @@ func (f *fix) apply(ctx context.Context, s Servers, cfg outbox.RelayConfig, chan
 			return "", err
 		}
 		name := names.Consumer(f.lane.bizType, f.lane.priority)
-		err = js.DeleteConsumer(ctx, names.Stream(), name)
-		if errors.Is(err, jetstream.ErrConsumerNotFound) {
-			err = nil
+		err = change(ctx, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, cfg.Schema.Render(`SELECT {{schema}}.audit_consumer($1::text, $2::text, $3::text)`), f.lane.bizType, name, reason); err != nil {
+				return err
+			}
+			err := js.DeleteConsumer(ctx, names.Stream(), name) // when it fails, nothing is written down either
+			if errors.Is(err, jetstream.ErrConsumerNotFound) {
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			return "", err
 		}
-		return "deleted consumer " + name + ": workers make it anew, and it delivers all that is there", err
+		return "deleted consumer " + name + ": workers make it anew, and it delivers all that is there", nil
 	}
 	return "", fmt.Errorf("unknown fix %d", f.kind)
 }

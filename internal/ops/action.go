@@ -32,7 +32,7 @@ var actions = []action{
 	{"run_now", "waiting tasks become due at once", []string{"ids"}, nil},
 	{"delay", "waiting tasks become due that much later than now", []string{"ids", "by"}, nil},
 	{"set_priority", "waiting tasks become high or low", []string{"ids", "priority"}, nil},
-	{"cancel", "unfinished tasks end as cancelled", []string{"ids"}, []string{"compensate"}},
+	{"cancel", "unfinished tasks end as cancelled", []string{"ids"}, []string{"compensate", "allow_uncompensated"}},
 	{"discard", "dead tasks end as cancelled, their letters go away", []string{"ids"}, nil},
 	{"delete_task", "tasks are removed for good", []string{"ids"}, nil},
 	{"pause", "tasks of a type are held back", []string{"biz_type"}, nil},
@@ -42,7 +42,7 @@ var actions = []action{
 // types are the Postgres types of the fields.
 var types = map[string]string{
 	"ids": "bigint[]", "by": "interval", "priority": "text", "biz_type": "text", "biz_id": "text", "reason": "text",
-	"allow_compensated": "boolean", "allow_succeeded": "boolean", "compensate": "boolean",
+	"allow_compensated": "boolean", "allow_succeeded": "boolean", "compensate": "boolean", "allow_uncompensated": "boolean",
 }
 
 // A call is a request that was understood.
@@ -91,6 +91,10 @@ func (a action) parse(data []byte) (c call, err error) {
 			return c, fmt.Errorf("%s: %w", name, err)
 		}
 		c.fields, c.args = append(c.fields, name), append(c.args, arg)
+	}
+	// The function with allow_uncompensated has no defaults: beside the one without they could not be told apart.
+	if slices.Contains(c.fields, "allow_uncompensated") && !slices.Contains(c.fields, "compensate") {
+		c.fields, c.args = append(c.fields, "compensate"), append(c.args, false)
 	}
 	return c, nil
 }

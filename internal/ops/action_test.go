@@ -43,6 +43,21 @@ func TestIDsAreNumbersOrTexts(t *testing.T) {
 	}
 }
 
+// The function with allow_uncompensated has no defaults.
+func TestCancelNamesBothFlagsOrNone(t *testing.T) {
+	for flags, want := range map[string]string{"": "", `, "compensate": true`: ", compensate => $3::boolean",
+		`, "allow_uncompensated": true`: ", allow_uncompensated => $3::boolean, compensate => $4::boolean"} {
+		a := find(t, "cancel")
+		c, err := a.parse([]byte(`{"ids": [1], "reason": "x"` + flags + `}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := a.sql(c), "cancel(ids => $1::bigint[], reason => $2::text"+want+")"; !strings.Contains(got, want) || len(c.args) != strings.Count(got, "=>") {
+			t.Errorf("%s: got %s with %v, want %s", flags, got, c.args, want)
+		}
+	}
+}
+
 func TestRequestsThatAreRefused(t *testing.T) {
 	ids := strings.TrimSuffix(strings.Repeat("1,", maxIDs+1), ",")
 	for _, c := range []struct{ action, body, want string }{

@@ -28,6 +28,7 @@ type Bulk struct {
 	StartedAt  *time.Time       `json:"started_at,omitempty"` // nil: no relay has begun yet
 	FinishedAt *time.Time       `json:"finished_at,omitempty"`
 	Expected   *int64           `json:"expected,omitempty"` // counted when it began; nil: not known
+	AtLeast    bool             `json:"at_least,omitempty"` // there are more than Expected: counting all would have taken too long
 	Done       int64            `json:"done"`               // Changed + Skipped
 	Changed    int64            `json:"changed"`
 	Skipped    int64            `json:"skipped"`
@@ -96,7 +97,7 @@ type BulkOptions struct {
 }
 
 func (o BulkOptions) json() (string, error) {
-	f, err := allowed(o.Flags, AllowCompensated, AllowSucceeded, Compensate)
+	f, err := allowed(o.Flags, AllowCompensated, AllowSucceeded, Compensate, AllowUncompensated)
 	if err != nil {
 		return "", err
 	}
@@ -107,7 +108,8 @@ func (o BulkOptions) json() (string, error) {
 	if o.Priority != "" {
 		m["priority"] = o.Priority
 	}
-	for key, set := range map[string]bool{"allow_compensated": f.compensated, "allow_succeeded": f.succeeded, "compensate": f.compensate} {
+	for key, set := range map[string]bool{"allow_compensated": f.compensated, "allow_succeeded": f.succeeded, "compensate": f.compensate,
+		"allow_uncompensated": f.uncompensated} {
 		if set {
 			m[key] = true
 		}
@@ -120,13 +122,14 @@ var (
 	startBulkSQL = newStatement(`-- taskrelay: start bulk
 SELECT s.id, s.is_new FROM {{schema}}.start_bulk($1::text, $2::text::jsonb, $3::text, $4::text::jsonb, coalesce(nullif($5::float8, 0), 500)) AS s`)
 	previewBulkSQL = newStatement(`-- taskrelay: preview bulk
-SELECT p.matching, coalesce(p.sample, '{}'), p.normal::text FROM {{schema}}.preview_bulk($1::text, $2::text::jsonb, $3::int) AS p`)
+SELECT p.matching, coalesce(p.sample, '{}'), p.normal::text, NOT p.complete FROM {{schema}}.preview_bulk($1::text, $2::text::jsonb, $3::int) AS p`)
 	cancelBulkSQL = newStatement(`-- taskrelay: cancel bulk
 SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.cancel_bulk($1::bigint, $2::text) AS f`)
 	bulksSQL = newStatement(`-- taskrelay: list bulks
 SELECT b.id, b.action, b.filter::text, b.options::text, b.reason, b.actor, b.rate, b.state, b.created_at, b.started_at, b.finished_at,
-       b.expected, b.done, b.changed, b.skipped, b.skipped_why::text,
-       CASE WHEN b.state = 'done' THEN 1 WHEN b.expected IS NOT NULL THEN b.done / greatest(b.expected, b.done, 1)::float8
+       b.expected, b.at_least, b.done, b.changed, b.skipped, b.skipped_why::text,
+       CASE WHEN b.state = 'done' THEN 1
+            WHEN b.expected IS NOT NULL THEN least(b.done / greatest(b.expected, b.done, 1)::float8, CASE WHEN b.at_least THEN 0.99 ELSE 1 END)
             ELSE b.cursor_id / greatest(b.last_id, b.cursor_id, 1)::float8 END,
        b.held_back, CASE WHEN b.owner_until > now() THEN b.owner ELSE '' END, coalesce(b.ended_by, ''), coalesce(b.end_reason, '')
 FROM {{schema}}.bulk AS b
@@ -176,12 +179,13 @@ func (s Schema) StartBulk(ctx context.Context, db querier, action string, f Bulk
 type BulkPreview struct {
 	Action string          `json:"action"`
 	Filter json.RawMessage `json:"filter"` // as it would be kept
-	// Found is counted up to the limit that was asked for.
+	// Found is counted up to the limit that was asked for, and for two seconds.
 	Found  int64   `json:"found"`
-	Sample []int64 `json:"-"` // the first of them
+	More   bool    `json:"more"` // there may be more than were counted
+	Sample []int64 `json:"-"`    // the first of them
 }
 
-// PreviewBulk counts what a bulk would find now, up to atMost, and changes nothing.
+// PreviewBulk counts what a bulk would find now, up to atMost and for two seconds, and changes nothing.
 func (s Schema) PreviewBulk(ctx context.Context, db querier, action string, f BulkFilter, atMost int) (BulkPreview, error) {
 	filter, err := bulkRequest(action, f)
 	if err != nil {
@@ -190,7 +194,7 @@ func (s Schema) PreviewBulk(ctx context.Context, db querier, action string, f Bu
 	found, err := query(ctx, s, db, previewBulkSQL.in, func(row pgx.CollectableRow) (BulkPreview, error) {
 		p := BulkPreview{Action: action}
 		var normal string
-		err := row.Scan(&p.Found, &p.Sample, &normal)
+		err := row.Scan(&p.Found, &p.Sample, &normal, &p.More)
 		p.Filter = json.RawMessage(normal)
 		return p, err
 	}, action, filter, atMost)
@@ -245,7 +249,7 @@ func (s Schema) Bulks(ctx context.Context, db querier, openOnly bool, limit int)
 func scanBulk(row pgx.CollectableRow) (b Bulk, err error) {
 	var filter, options, why string
 	err = row.Scan(&b.ID, &b.Action, &filter, &options, &b.Reason, &b.Actor, &b.Rate, &b.State, &b.CreatedAt, &b.StartedAt, &b.FinishedAt,
-		&b.Expected, &b.Done, &b.Changed, &b.Skipped, &why, &b.Passed, &b.HeldBack, &b.Relay, &b.EndedBy, &b.EndReason)
+		&b.Expected, &b.AtLeast, &b.Done, &b.Changed, &b.Skipped, &why, &b.Passed, &b.HeldBack, &b.Relay, &b.EndedBy, &b.EndReason)
 	if err != nil {
 		return b, err
 	}

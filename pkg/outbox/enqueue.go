@@ -138,7 +138,7 @@ func (s Schema) enqueue(queryRow func(sql string, args []any, dest ...any) error
 }
 
 func (s Schema) unknownType(bizType string) error {
-	return fmt.Errorf("enqueue: %w %q (strict_types is on): start a worker that registers it once, or as an operator: "+
-		"INSERT INTO %s.biz_type (biz_type, known_by) VALUES ('%[2]s', session_user) ON CONFLICT (biz_type) DO UPDATE SET known_by = session_user",
+	return fmt.Errorf("enqueue: %w %q (strict_types is on): start a worker that registers it once, or as an operator "+
+		"run: taskrelay types add %[2]s --reason '…', or in SQL: SELECT * FROM %[3]s.set_type('%[2]s', '{}', 'why', add => true)",
 		ErrUnknownType, bizType, s)
 }

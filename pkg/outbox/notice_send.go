@@ -26,20 +26,24 @@ const (
 	noticeTaken = noticeTimeout + 15*time.Second
 	// noticeMost is how many tasks one notice counts: a statement about a million would take longer than it may.
 	noticeMost = 50_000
+	// noticePauseMost is the longest pause between two tries, but for a fifth.
+	noticePauseMost = 5 * time.Minute
 	// noticeKept is how long a notice that nobody takes is tried: as long as its event stays in the stream.
 	noticeKept = 7 * 24 * time.Hour
 )
 
 // takeTurnSQL takes the type that has waited longest for this notifier, and all that is to be told of it. The marks
 // say what this notice covers: what is added meanwhile waits for the next one. A type whose notifier this relay does
-// not have is told of by the log.
+// not have is told of by the log. No turn waits for longer than $7, and none belongs to a relay for longer than a minute: a
+// time behind that was written before Postgres's clock was set back.
 const takeTurnSQL = `-- taskrelay: take notice turn
 WITH turn AS (
   UPDATE {{schema}}.notice_turn AS t
   SET fence = t.fence + 1, taken_by = $4::text, taken_until = now() + $5::bigint * interval '1 microsecond'
   WHERE t.biz_type = (
     SELECT q.biz_type FROM {{schema}}.notice_turn AS q
-    WHERE q.next_at <= now() AND (q.taken_until IS NULL OR q.taken_until < now())
+    WHERE q.next_at NOT BETWEEN now() AND now() + $7::bigint * interval '1 microsecond'
+      AND (q.taken_until IS NULL OR q.taken_until NOT BETWEEN now() AND now() + interval '1 minute')
       AND EXISTS (SELECT FROM {{schema}}.notice AS n WHERE n.biz_type = q.biz_type)
       AND coalesce((SELECT k FROM {{schema}}.biz_type AS b, unnest($2::text[]) AS k
         WHERE b.biz_type = q.biz_type AND k = b.notifier),
@@ -176,7 +180,8 @@ func (r *Relay) tell(ctx context.Context, n *notifying) (time.Duration, error) {
 // takeTurn returns nil when nothing is due for this notifier.
 func (r *Relay) takeTurn(ctx context.Context, name string) (*turn, error) {
 	var t *turn
-	err := r.query(ctx, takeTurnSQL, []any{name, r.cfg.notifierNames(), r.cfg.DefaultNotifier, r.cfg.Name, noticeTaken.Microseconds(), noticeMost},
+	err := r.query(ctx, takeTurnSQL, []any{name, r.cfg.notifierNames(), r.cfg.DefaultNotifier, r.cfg.Name, noticeTaken.Microseconds(), noticeMost,
+		(max(r.cfg.NoticeInterval, 2*noticePauseMost) + time.Minute).Microseconds()},
 		func(rows pgx.Rows) error {
 			t = &turn{Notice: Notice{Installation: r.installation, Counts: map[string]int{}}}
 			var failed, dead, notUndone int
@@ -248,7 +253,7 @@ func (r *Relay) keepNotice(ctx context.Context, n *notifying, t *turn, failure e
 // noticePause grows from 2 s to 5 minutes, each up to a fifth longer or shorter.
 func noticePause(tries int) time.Duration {
 	b := backoff.NewExponentialBackOff(backoff.WithInitialInterval(2*time.Second), backoff.WithMultiplier(2),
-		backoff.WithRandomizationFactor(0.2), backoff.WithMaxInterval(5*time.Minute), backoff.WithMaxElapsedTime(0))
+		backoff.WithRandomizationFactor(0.2), backoff.WithMaxInterval(noticePauseMost), backoff.WithMaxElapsedTime(0))
 	pause := b.NextBackOff()
 	for range min(tries, 16) {
 		pause = b.NextBackOff()

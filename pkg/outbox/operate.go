@@ -31,6 +31,10 @@ const (
 	// Compensate lets Cancel undo what was begun: such a task is compensated and
 	// ends as dead with reason cancelled.
 	Compensate
+	// AllowUncompensated lets Cancel call off a compensation that is on its way:
+	// the task ends as cancelled, what it began stays, and its compensation counts
+	// as failed.
+	AllowUncompensated
 )
 
 // The operations are functions in the schema, the same for SQL, the CLI and Go:
@@ -53,7 +57,7 @@ SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.rer
 	prioritySQL = newStatement(`-- taskrelay: set priority
 SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.set_priority($1::bigint[], $2::text, $3::text) AS f`)
 	cancelSQL = newStatement(`-- taskrelay: cancel
-SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.cancel($1::bigint[], $2::text, $3::boolean) AS f`)
+SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.cancel($1::bigint[], $2::text, $3::boolean, $4::boolean) AS f`)
 	discardSQL = newStatement(`-- taskrelay: discard
 SELECT coalesce(f.id, 0), f.changed, coalesce(f.why_not, '') FROM {{schema}}.discard($1::bigint[], $2::text) AS f`)
 	deleteSQL = newStatement(`-- taskrelay: delete
@@ -180,18 +184,20 @@ func (s Schema) SetPriority(ctx context.Context, db querier, ids []int64, priori
 }
 
 // Cancel ends unfinished tasks as cancelled; a running one when its worker learns
-// of it. Nothing is compensated, unless the flag Compensate asks for it.
+// of it. Nothing is compensated, unless the flag Compensate asks for it. A task
+// that is being compensated is refused, unless AllowUncompensated says that what
+// it began shall stay.
 func Cancel(ctx context.Context, db querier, ids []int64, reason string, flags ...Flag) ([]Change, error) {
 	return Schema("").Cancel(ctx, db, ids, reason, flags...)
 }
 
 // Cancel is the function Cancel for this schema.
 func (s Schema) Cancel(ctx context.Context, db querier, ids []int64, reason string, flags ...Flag) ([]Change, error) {
-	f, err := allowed(flags, Compensate)
+	f, err := allowed(flags, Compensate, AllowUncompensated)
 	if err != nil {
 		return nil, fmt.Errorf("cancel: %w", err)
 	}
-	return s.operate(ctx, db, "cancel", cancelSQL, reason, notNil(ids), reason, f.compensate)
+	return s.operate(ctx, db, "cancel", cancelSQL, reason, notNil(ids), reason, f.compensate, f.uncompensated)
 }
 
 // Discard gives dead tasks up for good: they become cancelled, and their letters
@@ -216,9 +222,15 @@ func (s Schema) Delete(ctx context.Context, db querier, ids []int64, reason stri
 	return s.operate(ctx, db, "delete", deleteSQL, reason, notNil(ids), reason)
 }
 
+// maxReason is how many characters of a reason the audit keeps.
+const maxReason = 1000
+
 func validateReason(reason string) error {
 	if strings.TrimSpace(reason) == "" {
 		return errors.New("a reason is required: it is kept in the table audit for whoever asks later")
+	}
+	if n := utf8.RuneCountInString(reason); n > maxReason {
+		return fmt.Errorf("the reason has %d characters, at most %d are kept: name the ticket or the incident that has the details", n, maxReason)
 	}
 	if !utf8.ValidString(reason) || strings.ContainsRune(reason, 0) {
 		return errors.New("the reason has text that Postgres cannot hold (not valid UTF-8, or a NUL)")
@@ -241,7 +253,7 @@ func (s Schema) operate(ctx context.Context, db querier, what string, sql statem
 }
 
 // flagSet is what the flags of an operation allow.
-type flagSet struct{ compensated, succeeded, compensate bool }
+type flagSet struct{ compensated, succeeded, compensate, uncompensated bool }
 
 // allowed refuses flags that the operation does not have.
 func allowed(flags []Flag, may ...Flag) (f flagSet, err error) {
@@ -252,6 +264,7 @@ func allowed(flags []Flag, may ...Flag) (f flagSet, err error) {
 		f.compensated = f.compensated || flag == AllowCompensated
 		f.succeeded = f.succeeded || flag == AllowSucceeded
 		f.compensate = f.compensate || flag == Compensate
+		f.uncompensated = f.uncompensated || flag == AllowUncompensated
 	}
 	return f, nil
 }

@@ -59,12 +59,13 @@ func age(d time.Duration) *int64 {
 }
 
 // Deleting goes through the tables in the order of their keys, from a low mark that is saved. A look begins at the mark
-// and ends at the first row that is only too young: what comes behind it ended later, mostly. Rows that it passes because
-// they are unfinished, kept or locked, and types that keep for a shorter time, are left to the full pass: once a day, or
-// as often as the shortest age in use asks for.
+// and ends at the first row that is only too young: what comes behind it ended later, mostly. A task that is unfinished and
+// was written within ten minutes keeps the mark before it, so that it goes by its age and not by the full pass. Rows that
+// a look passes because they are unfinished for longer, kept or locked, and types that keep for a shorter time, are left to
+// the full pass: once a day, or as often as the shortest age in use asks for.
 const (
-	purgeBatch = 500    // rows of a statement
-	purgeScan  = 10_000 // rows it looks at, once it finds few to delete
+	purgeBatch = 500   // rows of a statement
+	purgeScan  = 2_000 // rows it looks at, once it finds few to delete
 	purgeLease = 10 * time.Second
 	purgeRenew = 2 * time.Second
 	fullPass   = day
@@ -80,8 +81,10 @@ type sweeper struct {
 	low     [3]int64
 	key     int64 // where the next page begins
 	key2    int64
+	end     int64 // where a full pass of this table ends; 0: not known
 	scan    int
-	marked  bool // low is known: the first young row was met
+	marked  bool // low is known: the first row to come back for was met
+	midway  bool // this pass has not come to its end
 	next    time.Time
 	deleted int64    // in this pass
 	saved   [2]int64 // of counts.Purged and PurgedLog, what the table has
@@ -93,7 +96,7 @@ type openRound struct {
 }
 
 // leasePurgeSQL makes us the relay that deletes, and writes down by which ages. A lease that ends in more than a minute is
-// none, as of lanes.
+// none, as of lanes, and a full pass that ended in the future is none either: the clock was ahead then.
 const leasePurgeSQL = `-- taskrelay: lease retention
 UPDATE {{schema}}.retention AS r
 SET owner = $1::text, owner_until = now() + $2::bigint * interval '1 millisecond',
@@ -102,9 +105,9 @@ SET owner = $1::text, owner_until = now() + $2::bigint * interval '1 millisecond
   audit = $7::bigint * interval '1 microsecond'
 WHERE r.owner IS NULL OR r.owner = $1::text OR r.owner_until NOT BETWEEN now() AND now() + interval '1 minute'
 RETURNING r.task_low, r.attempt_low, r.audit_low,
-  coalesce(r.full_at < now() - least($8::bigint * interval '1 microsecond', greatest($9::bigint * interval '1 microsecond', (
+  coalesce(r.full_at NOT BETWEEN now() - least($8::bigint * interval '1 microsecond', greatest($9::bigint * interval '1 microsecond', (
     SELECT least(r.succeeded, r.cancelled, r.dead, min(least(b.retain_succeeded, b.retain_cancelled, b.retain_dead)))
-    FROM {{schema}}.biz_type AS b))), true)`
+    FROM {{schema}}.biz_type AS b))) AND now() + interval '1 minute', true)`
 
 const savePurgeSQL = `-- taskrelay: save retention
 UPDATE {{schema}}.retention AS r
@@ -117,7 +120,7 @@ const leavePurgeSQL = `-- taskrelay: leave retention
 UPDATE {{schema}}.retention AS r SET owner = NULL, owner_until = NULL WHERE r.owner = $1::text`
 
 const purgePageSQL = `-- taskrelay: purge tasks
-SELECT p.verdict, p.tasks, p.last_id, p.young_id FROM {{schema}}.purge_page($1::bigint, $2::int, $3::int, false) AS p`
+SELECT p.verdict, p.tasks, p.last_id, p.young_id, p.open_id FROM {{schema}}.purge_page($1::bigint, $2::int, $3::int, false) AS p`
 
 const purgeAttemptsSQL = `-- taskrelay: purge attempts
 SELECT p.deleted, p.last_task, p.last_token, p.young_task FROM {{schema}}.purge_attempts_page($1::bigint, $2::bigint, $3::int, $4::int, false) AS p`
@@ -135,6 +138,7 @@ func (r *Relay) keepRetention(ctx context.Context) (time.Duration, error) {
 	if s.renewed.IsZero() || now.Sub(s.renewed) >= purgeLease {
 		ours, err := r.leasePurge(ctx)
 		if err != nil || !ours {
+			s.midway = s.midway && err != nil // another relay makes a pass of its own
 			s.next = now.Add(min(r.cfg.Retain.Every, purgeLease))
 			return 0, err
 		}
@@ -156,9 +160,13 @@ func (r *Relay) keepRetention(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	// A fifth of the time while the relay keeps up, a fiftieth while it is behind: then publishing needs Postgres more.
+	// A fifth of the time where much is to be deleted, a thirtieth where rows are only looked at, a fiftieth while the relay
+	// is behind: then publishing needs Postgres more.
 	took := time.Since(began)
 	rest := 4 * took
+	if s.scan == purgeScan {
+		rest = 30 * took
+	}
 	if r.behind() {
 		rest = 50 * took
 	}
@@ -191,29 +199,62 @@ func (r *Relay) behind() bool {
 func (r *Relay) leasePurge(ctx context.Context) (ours bool, err error) {
 	s, keep := &r.sweeper, r.cfg.Retain
 	asked := time.Now()
+	var low [3]int64
+	var full bool
 	err = r.query(ctx, leasePurgeSQL, []any{r.cfg.Name, purgeLease.Milliseconds(), age(keep.Succeeded), age(keep.Cancelled),
 		age(keep.Dead), age(keep.Attempts), age(keep.Audit), fullPass.Microseconds(), (fullEvery * keep.Every).Microseconds()},
 		func(rows pgx.Rows) error {
 			ours = true
-			return rows.Scan(&s.low[0], &s.low[1], &s.low[2], &s.full)
+			return rows.Scan(&low[0], &low[1], &low[2], &full)
 		})
 	if err != nil {
 		return false, fmt.Errorf("lease retention: %w", err)
 	}
 	if ours {
-		s.renewed, s.deleted = asked, 0
-		s.begin(0)
+		s.renewed = asked
+		s.start(low, full)
 	}
 	return ours, nil
 }
 
+// start begins a pass at the low marks of the table retention. A full pass that an error cut off goes on where it was: from
+// the start it would never come to its end on a server that answers now and then.
+func (s *sweeper) start(low [3]int64, full bool) {
+	if s.midway && s.full && full {
+		copy(s.low[s.table+1:], low[s.table+1:])
+		return
+	}
+	s.low, s.full, s.midway, s.deleted = low, full, true, 0
+	s.begin(0)
+}
+
 // begin starts the sweep of a table.
 func (s *sweeper) begin(table int) {
-	s.table, s.scan, s.marked = table, purgeBatch, false
+	s.table, s.scan, s.marked, s.end = table, purgeBatch, false, 0
 	s.key, s.key2 = s.low[table], -1 // tokens begin at 0
 	if s.full {
 		s.key = 0
 	}
+}
+
+// sweepEndSQL is where a full pass of a table ends: what comes behind it is written while the pass goes on. [A pass to the
+// end of a table that grows never ended, and took a fifth of the time of a busy Postgres.] The audit grows slowly.
+var sweepEndSQL = map[int]string{
+	0: "SELECT coalesce(max(t.id), 0) FROM {{schema}}.task AS t",
+	1: "SELECT coalesce(max(a.task_id), 0) FROM {{schema}}.task_attempt AS a",
+}
+
+// sweepEnd finds the end of a full pass, once for each table.
+func (r *Relay) sweepEnd(ctx context.Context) error {
+	s := &r.sweeper
+	sql, bounded := sweepEndSQL[s.table]
+	if !s.full || !bounded || s.end > 0 {
+		return nil
+	}
+	if err := r.query(ctx, sql, nil, func(rows pgx.Rows) error { return rows.Scan(&s.end) }); err != nil {
+		return fmt.Errorf("retention: %w", err)
+	}
+	return nil
 }
 
 // purgePage deletes one page of the table that is swept. done: there is no more to be looked at in this pass.
@@ -223,14 +264,17 @@ func (r *Relay) purgePage(ctx context.Context) (done bool, err error) {
 	if keeps[s.table] {
 		return true, nil
 	}
+	if err := r.sweepEnd(ctx); err != nil {
+		return false, err
+	}
 	var deleted int64
-	var last, last2, young *int64
+	var last, last2, young, open *int64
 	switch s.table {
 	case 0:
 		err = r.query(ctx, purgePageSQL, []any{s.key, s.scan, purgeBatch}, func(rows pgx.Rows) error {
 			var verdict string
 			var n int64
-			err := rows.Scan(&verdict, &n, &last, &young)
+			err := rows.Scan(&verdict, &n, &last, &young, &open)
 			if verdict == "deleted" {
 				deleted += n
 			}
@@ -263,21 +307,30 @@ func (r *Relay) purgePage(ctx context.Context) (done bool, err error) {
 	if last2 != nil {
 		s.key2 = *last2
 	}
-	if !s.marked {
-		s.low[s.table] = *last
-		if young != nil { // the mark stops before the first row that is only too young
-			s.marked, s.low[s.table] = true, *young-1
-		}
-		if s.table == 1 && young == nil {
-			s.low[1]-- // the next pass begins within this task's attempts
-		}
-	}
+	s.mark(*last, young, open)
 	// Where much is deleted a page is looked at once; where little is, a statement looks further.
 	s.scan = purgeBatch
 	if deleted < purgeBatch/10 {
 		s.scan = purgeScan
 	}
-	return young != nil && !s.full, nil
+	return young != nil && !s.full || s.end > 0 && s.key >= s.end, nil
+}
+
+// mark moves the low mark behind a page that ended with last. It stops before the first row that is only too young, and
+// before the first that is unfinished and may end soon.
+func (s *sweeper) mark(last int64, young, open *int64) {
+	if s.marked {
+		return
+	}
+	s.low[s.table] = last
+	if s.table == 1 {
+		s.low[1]-- // the next pass begins within this task's attempts
+	}
+	for _, stop := range []*int64{young, open} {
+		if stop != nil {
+			s.marked, s.low[s.table] = true, min(s.low[s.table], *stop-1)
+		}
+	}
 }
 
 // nextSweep goes on to the next table, or ends the pass.
@@ -293,6 +346,7 @@ func (r *Relay) nextSweep(ctx context.Context) error {
 	if s.deleted > 0 {
 		r.log.Info().Int64("count", s.deleted).Bool("full", s.full).Msg("old rows deleted")
 	}
+	s.midway = false
 	s.renewed, s.next = time.Time{}, time.Now().Add(r.cfg.Retain.Every)
 	return nil
 }
@@ -311,6 +365,7 @@ func (r *Relay) savePurge(ctx context.Context, full bool) error {
 		return fmt.Errorf("save retention: %w", err)
 	}
 	if !ours {
+		s.midway = false
 		s.renewed, s.next = time.Time{}, time.Now().Add(r.cfg.Retain.Every)
 		return nil
 	}

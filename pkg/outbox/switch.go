@@ -143,7 +143,7 @@ func (r *Relay) applySwitches(ctx context.Context) (time.Duration, error) {
 		if err := r.switchConsumer(ctx, l); err != nil {
 			failure = cmp.Or(failure, fmt.Errorf("consumer of %s.%s: %w", l.bizType, l.priority, err))
 		}
-		r.turned("switches")
+		r.turned(loopSwitches)
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
@@ -151,16 +151,7 @@ func (r *Relay) applySwitches(ctx context.Context) (time.Duration, error) {
 	if failure = cmp.Or(failure, r.shareConcurrency(ctx)); failure != nil {
 		return 0, failure
 	}
-	if now := time.Now(); now.Sub(r.refusedAt) >= refusedTick {
-		reported, err := r.reportRefusedTypes(ctx)
-		if err != nil {
-			return 0, err
-		}
-		if reported {
-			r.refusedAt = now
-		}
-	}
-	return switchTick, nil
+	return switchTick, r.reportRefusedTypes(ctx, time.Now())
 }
 
 func (r *Relay) switchConsumer(ctx context.Context, l *lane) error {
@@ -216,13 +207,17 @@ const refusedTypesSQL = `-- taskrelay: types not allowed
 SELECT g.biz_type, sum(g.backlog)::bigint FROM {{schema}}.lag AS g
 WHERE g.biz_type = ANY ($1::text[]) AND g.backlog > 0 GROUP BY g.biz_type`
 
-// reportRefusedTypes names the types whose tasks are not published because nobody has made them known.
-func (r *Relay) reportRefusedTypes(ctx context.Context) (reported bool, err error) {
+// reportRefusedTypes names once a minute the types whose tasks are not published because nobody has made them known.
+func (r *Relay) reportRefusedTypes(ctx context.Context, now time.Time) error {
+	if now.Sub(r.refusedAt) < refusedTick {
+		return nil
+	}
 	_, types, _, _ := r.heldLanes(func(l *lane) bool { return r.settings.strict && !r.settings.known[l.bizType] })
 	if len(types) == 0 {
-		return false, nil
+		return nil
 	}
-	err = r.query(ctx, refusedTypesSQL, []any{types}, func(rows pgx.Rows) error {
+	r.refusedAt = now // also should it fail: the view is dear, and more so on a server that is busy
+	err := r.query(ctx, refusedTypesSQL, []any{types}, func(rows pgx.Rows) error {
 		var t string
 		var n int64
 		if err := rows.Scan(&t, &n); err != nil {
@@ -233,7 +228,7 @@ func (r *Relay) reportRefusedTypes(ctx context.Context) (reported bool, err erro
 		return nil
 	})
 	if err != nil {
-		return false, fmt.Errorf("types not allowed: %w", err)
+		return fmt.Errorf("types not allowed: %w", err)
 	}
-	return true, nil
+	return nil
 }
