@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -85,4 +86,47 @@ func TestCLIBulkEnqueueNamesBadLinesAndGoesOn(t *testing.T) {
 
 	dbCLI(t, db, "", "enqueue", "--from", "/no/such/file").ok(t, 2, "no such file")
 	dbCLI(t, db, "{}", "enqueue", "--from", "-").ok(t, 2, "no biz_type")
+}
+
+// A commit whose answer does not come: the task may be there or not, and that is what is said. It is no wrong usage.
+func TestCLIEnqueueSaysThatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	db := testenv.DB(t)
+	db.Exec(t, `CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$`)
+	db.Exec(t, `CREATE CONSTRAINT TRIGGER die_at_commit AFTER INSERT ON taskrelay.task DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+		WHEN (NEW.biz_type = 'LOST') EXECUTE FUNCTION die()`)
+	dbCLI(t, db, "", "enqueue", "LOST", "--biz-id", "O'1").ok(t, 1, "may be written or not", `taskrelay show 'LOST/O'\''1' tells`, "it is made once")
+	dbCLI(t, db, "", "enqueue", "LOST").ok(t, 1, "may be written or not", "taskrelay show 2", "there would be two")
+	dbCLI(t, db, `{"biz_type": "LOST"}`, "enqueue", "--from", "-").ok(t, 1, "lines 1 to 1", "would be made twice")
+	dbCLI(t, db, "", "show", "2").ok(t, 3)
+
+	// One that is lost before, or that the server has refused, is known to be nothing.
+	db.Exec(t, `CREATE TRIGGER die_before_commit BEFORE INSERT ON taskrelay.task FOR EACH ROW WHEN (NEW.biz_type = 'EARLY') EXECUTE FUNCTION die()`)
+	dbCLI(t, db, "", "enqueue", "EARLY").ok(t, 1, "nothing was written")
+	db.Exec(t, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$`)
+	db.Exec(t, `CREATE CONSTRAINT TRIGGER refuse_at_commit AFTER INSERT ON taskrelay.task DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+		WHEN (NEW.biz_type = 'REFUSED') EXECUTE FUNCTION refuse()`)
+	dbCLI(t, db, "", "enqueue", "REFUSED", "--biz-id", "O-1").ok(t, 1, "nothing was written", "not today")
+	equal(t, "tasks", db.Int(t, `SELECT count(*) FROM taskrelay.task`), 0)
+
+	// The link is cut while the server commits.
+	db.Exec(t, `CREATE FUNCTION hesitate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$`)
+	db.Exec(t, `CREATE CONSTRAINT TRIGGER hesitate_at_commit AFTER INSERT ON taskrelay.task DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+		WHEN (NEW.biz_type = 'SLOW') EXECUTE FUNCTION hesitate()`)
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock(4711)`); err != nil {
+		t.Fatal(err)
+	}
+	link, address := through(t, db.URL)
+	ended := make(chan cliRun, 1)
+	go func() {
+		ended <- runCLI(t, "", []string{"TASKRELAY_DATABASE_URL=" + address}, "enqueue", "SLOW", "--biz-id", "O-1")
+	}()
+	db.WaitCount(t, soon, 1, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'`)
+	link.Cut()
+	(<-ended).ok(t, 1, "may be written or not", "taskrelay show SLOW/O-1 tells")
 }

@@ -337,20 +337,40 @@ func TestLimitedTypeGoesOnAfterEachPause(t *testing.T) {
 	var all calls
 	var reg command.Registry
 	mustRegister(t, &reg, "ONE", all.command(time.Millisecond))
-	e.Exec(t, `SELECT * FROM taskrelay.set_type('ONE', '{"concurrency": 1}', 'the bank has one line', add => true)`)
+	var busy calls
+	mustRegister(t, &reg, "BUSY", busy.command(200*time.Millisecond))
+	for _, bizType := range []string{"ONE", "BUSY"} {
+		e.Exec(t, `SELECT * FROM taskrelay.set_type($1, '{"concurrency": 1}', 'the bank has one line', add => true)`, bizType)
+	}
 	e.RunRelay(quick)
 	e.RunWorker(&reg)
+	e.Exec(t, `INSERT INTO taskrelay.task (biz_type, priority) SELECT 'BUSY', 'high' FROM generate_series(1, 500)`)
 	both := func() {
 		e.Exec(t, `INSERT INTO taskrelay.task (biz_type, priority) SELECT 'ONE', p FROM generate_series(1, 3), (VALUES ('high'), ('low')) AS x (p)`)
 	}
+	none := func() {
+		t.Helper()
+		e.WaitCount(t, soon, 0, `SELECT count(*) FROM taskrelay.task WHERE biz_type = 'ONE' AND finished_at IS NULL`)
+	}
 	both()
-	e.WaitNoneOpen(t, soon)
+	none()
+	e.WaitCount(t, soon, 1, `SELECT least(count(*), 1) FROM taskrelay.task WHERE biz_type = 'BUSY' AND status = 'succeeded'`)
+	low := e.Insert(t, "BUSY")
 	pauseType(t, e, "ONE")
 	both()
 	resumeType(t, e, "ONE")
-	e.WaitNoneOpen(t, soon)
+	none()
 	all.mu.Lock()
 	equal(t, "most calls at once", all.most, 1)
 	all.mu.Unlock()
 	equal(t, "calls", all.total(), 12)
+
+	// High always has another task here, and low has its turn all the same.
+	e.WaitStatus(t, soon, low, "succeeded")
+	if n := e.Int(t, `SELECT count(*) FROM taskrelay.task WHERE biz_type = 'BUSY' AND finished_at IS NULL`); n == 0 {
+		t.Error("low came last")
+	}
+	busy.mu.Lock()
+	equal(t, "most calls at once of the busy type", busy.most, 1)
+	busy.mu.Unlock()
 }

@@ -31,8 +31,25 @@ func TestWorkerSettlesSuccessWithItsResult(t *testing.T) {
 		got <- p
 		return map[string]int{"charged": p.Payload.Amount}, nil
 	}})
-	w := l.worker(&reg)
 	id := l.Insert(t, "PAY", "biz_id", "O-1", "priority", "high", "payload", `{"amount": 7}`)
+	// Nobody works yet: who waits for the result gives up, and the task lives on.
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := outbox.Await(short, l.Pool, id); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("await without a worker: %v", err)
+	}
+	if _, err := outbox.Await(t.Context(), l.Pool, id+1000); !errors.Is(err, outbox.ErrNotFound) {
+		t.Errorf("await of a task that is not there: %v", err)
+	}
+	awaited := make(chan outbox.Task, 1)
+	go func() {
+		task, err := outbox.Await(t.Context(), l.Pool, id)
+		if err != nil {
+			t.Errorf("await: %v", err)
+		}
+		awaited <- task
+	}()
+	w := l.worker(&reg)
 	l.publish(id, func(h nats.Header) { h["traceparent"] = []string{"00-abc"} })
 	r := l.waitStatus(id, "succeeded")
 	p := <-got
@@ -47,6 +64,8 @@ func TestWorkerSettlesSuccessWithItsResult(t *testing.T) {
 	equal(t, "max attempts", p.MaxAttempts, 10)
 	equal(t, "created", p.CreatedAt.UnixMicro(), r.CreatedAt.UnixMicro())
 	equal(t, "result", text(r.Result), `{"charged":7}`)
+	task := <-awaited
+	equal(t, "awaited", task.Status+" "+string(task.Result), `succeeded {"charged":7}`)
 	equal(t, "outcomes", outcomes(t, l.Env, id), "[succeeded]")
 	if r.FirstStartedAt == nil || r.FinishedAt == nil || r.LeaseUntil != nil || r.RepublishAt != nil {
 		t.Errorf("times are wrong: %+v", r)

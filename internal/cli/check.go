@@ -283,7 +283,7 @@ func (k *checker) nats(ctx context.Context, cfg config.CLI, installation string)
 		case s.Foreign != "":
 			k.fail(exitUnhealthy, check, "use another NATS, or set TASKRELAY_NAMESPACE", fmt.Errorf("it belongs to installation %s, this database is %s", s.Foreign, installation))
 		case len(s.Unsafe) > 0:
-			k.fail(exitUnhealthy, check, "nats stream edit "+s.Stream, fmt.Errorf("it would lose tasks: %s", strings.Join(s.Unsafe, ", ")))
+			k.fail(exitUnhealthy, check, natsLine(natsServer(cfg, "").Command(names(cfg), "stream", "edit", s.Stream)), fmt.Errorf("it would lose tasks: %s", strings.Join(s.Unsafe, ", ")))
 		case len(s.Differs) > 0:
 			k.warn(check, "nothing, if it is meant: the relay leaves it", "%s", strings.Join(s.Differs, "; "))
 		default:

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/taskrelay/taskrelay/internal/natscli"
-	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
 
 // deadTask is one line of the view dead.
@@ -88,7 +86,7 @@ SELECT d.dead_at FROM {{schema}}.dead AS d WHERE d.id = $1::bigint`
 // listDead returns at most limit dead tasks behind the one with id after, and whether there are more. limit 0: all.
 func (s *session) listDead(ctx context.Context, f deadFilter, after, limit int64) (dead []deadTask, more bool, err error) {
 	var diedAt time.Time
-	names := outbox.Names{Namespace: s.config.Namespace}
+	names := names(s.config)
 	want := limit + 1
 	if limit == 0 {
 		want = math.MaxInt64
@@ -183,14 +181,9 @@ a stream, with the payload as its body, which the nats CLI shows.`,
 				fmt.Fprintln(a.err, "no dead tasks")
 				return nil
 			}
-			names := outbox.Names{Namespace: s.config.Namespace}
-			url := string(s.config.NatsURL)
-			if s.config.NatsURL.Redacted() != url || url == "" {
-				url = "$TASKRELAY_NATS_URL" // not set, or it holds a password
-			}
 			fmt.Fprintln(a.err, "\nThe letters themselves:")
-			for _, command := range natscli.DeadLetters(url, names, dead[0].Subject) {
-				fmt.Fprintln(a.err, "  "+strings.ReplaceAll(natscli.Line(command), "'$TASKRELAY_NATS_URL'", `"$TASKRELAY_NATS_URL"`))
+			for _, command := range natscli.DeadLetters(natsServer(s.config, urlVariable), names(s.config), dead[0].Subject) {
+				fmt.Fprintln(a.err, "  "+natsLine(command))
 			}
 			fmt.Fprintf(a.err, "More:\n  taskrelay dead show %[1]d\n  taskrelay dead groups\n  taskrelay requeue %[1]d --reason '...'\n", dead[0].ID)
 			return nil

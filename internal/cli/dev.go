@@ -239,7 +239,7 @@ func (d *devRun) runNats(ctx context.Context, r demo.Result) {
 	}
 	d.printf("\nDead letters inspected through the NATS CLI (%s):\n", path)
 	names := outbox.Names{Namespace: d.namespace}
-	commands := natscli.DeadLetters(d.env.NATS.URL(), names, r.Example.Subject)
+	commands := natscli.DeadLetters(natscli.Server{URL: d.env.NATS.URL()}, names, r.Example.Subject)
 	for _, command := range [][]string{commands[0], commands[1]} {
 		d.printf("$ %s\n", natscli.Line(command))
 		text, err := natscli.Run(ctx, path, command)
@@ -278,7 +278,7 @@ func (d *devRun) hints(letter *demo.Letter) {
 	} else {
 		d.printf("  taskrelay enqueue ORDER_PAYMENT --biz-id O-1 --payload '{\"amount\": 12}'\n  taskrelay list\n")
 	}
-	for _, command := range natscli.DeadLetters(d.env.NATS.URL(), names, subject) {
+	for _, command := range natscli.DeadLetters(natscli.Server{URL: d.env.NATS.URL()}, names, subject) {
 		d.printf("  %s\n", natscli.Line(command))
 	}
 	d.printf("  psql '%s' -c \"SELECT id, biz_type, status, delivery, last_error FROM %s.task_view ORDER BY id DESC LIMIT 20\"\n", d.env.Postgres.URL, d.schema)

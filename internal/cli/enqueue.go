@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/taskrelay/taskrelay/pkg/outbox"
@@ -33,7 +30,8 @@ func (a *app) enqueueCommand() *cobra.Command {
 		Use:   "enqueue TYPE | enqueue [TYPE] --from FILE",
 		Short: "Write a task, or many from a file",
 		Long: `enqueue writes a task in a transaction of its own. With --biz-id a task is made once: when there is one already, its
-id is printed, nothing changes, and the exit code is 0.
+id is printed, nothing changes, and the exit code is 0. When the connection is lost at the commit, nobody knows whether the
+task is there: the exit code is 1, and what is printed says how to find out.
 
 With --from it writes one task per line of JSON, a thousand in a transaction: {"biz_type": "ORDER_PAYMENT", "biz_id": "O-1",
 "payload": {…}}, and if wanted priority (high or low), run_at (RFC 3339) or delay (5m), max_attempts and headers. Other
@@ -105,13 +103,12 @@ Lines without biz_id would be made twice: go on with --skip, the number is print
 				return err
 			}
 			defer s.close()
-			var ref outbox.Ref
-			err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
-				ref, err = s.schema.Enqueue(ctx, tx, argv[0], body, opts...)
-				return err
-			})
+			ref, err := s.enqueueOne(ctx, argv[0], bizID, body, opts)
+			if unknown, ok := errors.AsType[*unknownOutcomeError](err); ok && c.Context().Err() != nil {
+				fmt.Fprintln(a.err, "taskrelay:", unknown) // of an interrupt nothing else is said
+			}
 			if err != nil {
-				return badInput(ctx, err)
+				return err
 			}
 			if !ref.New {
 				fmt.Fprintf(a.err, "task %d has this biz id already: nothing changed\n", ref.ID)
@@ -162,20 +159,6 @@ func (a *app) enqueueMany(c *cobra.Command, p *printer, argv []string, from stri
 	}
 	defer s.close()
 	return a.enqueueFrom(ctx, s, p, from, bizType, skip, stop)
-}
-
-// badInput makes what the library or a constraint of the table refused a usage error.
-func badInput(ctx context.Context, err error) error {
-	if ctx.Err() != nil || exitCode(err) != exitFailed {
-		return err
-	}
-	if e, ok := errors.AsType[*pgconn.PgError](err); ok && !strings.HasPrefix(e.Code, "22") && !strings.HasPrefix(e.Code, "23") {
-		return err
-	}
-	if errors.Is(err, outbox.ErrUnknownType) {
-		return &exitError{exitRefused, err}
-	}
-	return &exitError{exitUsage, err}
 }
 
 func refID(r outbox.Ref) string { return strconv.FormatInt(r.ID, 10) }

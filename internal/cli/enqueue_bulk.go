@@ -264,6 +264,11 @@ func (b *bulk) write(ctx context.Context, lines []bulkLine) error {
 			}
 			return b.write(ctx, lines[half:])
 		}
+		for _, l := range lines { // it may have been the answer to the commit that did not come
+			if !l.named && !notCommitted(err) {
+				b.sum.unnamed++
+			}
+		}
 		return fmt.Errorf("lines %d to %d: %w", lines[0].number, lines[len(lines)-1].number, err)
 	}
 	for i, r := range refs {

@@ -33,6 +33,9 @@ func nextStep(t outbox.Task, delivery string, w surroundings) next {
 	case "succeeded":
 		return next{What: "nothing: it is done"}
 	case "cancelled":
+		if t.Phase == outbox.PhaseCompensate && t.Compensation != "done" {
+			return next{What: "nothing, and what it began was not undone: undo it by hand, unless somebody brings it back", Command: requeue(t)}
+		}
 		return next{What: "nothing, unless somebody brings it back", Command: requeue(t)}
 	case "dead":
 		if t.DeadLetteredAt == nil {

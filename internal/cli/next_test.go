@@ -27,6 +27,7 @@ func TestNextStepSaysWhoMovesTheTaskAndWhen(t *testing.T) {
 		"dead":      {with(func(t *outbox.Task) { t.Status, t.DeadLetteredAt = "dead", &before }), "", there, "waits for a person", nil, "taskrelay requeue 7 --reason '...'"},
 		"letter":    {with(func(t *outbox.Task) { t.Status = "dead" }), "", there, "dead letter follows", nil, "requeue 7"},
 		"undone":    {with(func(t *outbox.Task) { t.Status, t.Compensation = "dead", "done" }), "", there, "", nil, "--allow-compensated"},
+		"calledoff": {with(func(t *outbox.Task) { t.Status, t.Phase, t.Compensation = "cancelled", "compensate", "failed" }), "", there, "not undone", nil, "requeue 7"},
 		"cancelled": {with(func(t *outbox.Task) { t.Status = "cancelled" }), "", there, "brings it back", nil, "requeue 7"},
 		"running":   {with(func(t *outbox.Task) { t.Status, t.LeaseOwner, t.LeaseUntil = "running", "w1", &after }), "published", there, "w1 finishes it", &after, ""},
 		"asked":     {with(func(t *outbox.Task) { t.Status, t.LeaseUntil, t.CancelRequestedAt = "running", &after, &before }), "published", there, "asked to stop", &after, ""},

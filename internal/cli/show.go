@@ -152,10 +152,10 @@ func (s *session) show(ctx context.Context, id int64) (shown, error) {
 	}
 	v.Next = nextStep(v.Task, v.Delivery, w)
 	if v.Task.Status == "dead" {
-		names := outbox.Names{Namespace: s.config.Namespace}
+		names := names(s.config)
 		subject := names.DeadSubject(v.Task.BizType, id)
 		v.Letter = &letter{Subject: subject, OutAt: v.Task.DeadLetteredAt, Title: title, RunbookURL: runbook,
-			Look: fmt.Sprintf("nats stream get %s --last-for %s", names.DeadStream(), subject)}
+			Look: natsLine(natsServer(s.config, "").Command(names, "stream", "get", names.DeadStream(), "--last-for", subject))}
 	}
 	attempts, err := s.schema.Attempts(ctx, s.pool, id)
 	if err != nil {

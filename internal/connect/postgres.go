@@ -22,6 +22,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
+
+	"github.com/taskrelay/taskrelay/internal/pause"
 )
 
 const (
@@ -84,7 +86,7 @@ func Postgres(ctx context.Context, url, name string, logger zerolog.Logger) (*pg
 		return err
 	}
 	var last error
-	err = backoff.RetryNotify(try, backoff.WithContext(forever(), ctx), func(err error, d time.Duration) {
+	err = backoff.RetryNotify(try, backoff.WithContext(pause.Growing(100*time.Millisecond, 2*time.Second), ctx), func(err error, d time.Duration) {
 		last = err
 		if notice.due() {
 			logger.Warn().Str("component", "postgres").Str("address", address).AnErr("error", Reason(err)).Dur("delay", d).
@@ -141,12 +143,3 @@ type oneLine struct {
 
 func (e oneLine) Error() string { return e.text }
 func (e oneLine) Unwrap() error { return e.error }
-
-// forever waits longer and longer, up to 3 s. By default backoff gives up after 15 minutes.
-func forever() backoff.BackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(100*time.Millisecond),
-		backoff.WithMaxInterval(2*time.Second),
-		backoff.WithMaxElapsedTime(0),
-	)
-}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/taskrelay/taskrelay/internal/natscli"
 )
 
 // named is how many tasks a finding names; --fix takes them all.
@@ -168,16 +170,21 @@ func (e *examination) judgeConsumer(l *Lane, c *jetstream.ConsumerInfo) {
 	if c.Paused && !l.Paused {
 		e.report.add(Finding{Level: Problem, Code: "consumer_paused", Where: where,
 			What:  fmt.Sprintf("its consumer is paused for another %v, but its type is not", c.PauseRemaining.Round(time.Second)),
-			Relay: "nothing", You: "nats consumer resume " + c.Stream + " " + c.Name})
+			Relay: "nothing", You: e.nats("consumer", "resume", c.Stream, c.Name)})
 	}
 	if c.Config.MaxDeliver != -1 {
 		e.report.add(Finding{Level: Notice, Code: "consumer_setting", Where: where,
 			What:  fmt.Sprintf("its consumer gives up after %d deliveries", c.Config.MaxDeliver),
-			Relay: "nothing: the next worker that starts puts it back", You: "nats consumer edit " + c.Stream + " " + c.Name + " --max-deliver=-1"})
+			Relay: "nothing: the next worker that starts puts it back", You: e.nats("consumer", "edit", c.Stream, c.Name, "--max-deliver=-1")})
 	}
 	if known := c.NumPending + uint64(c.NumAckPending); l.Messages > known {
 		l.orphan = true // looked at again in judgeOrphans
 	}
+}
+
+// nats is a line for the nats CLI.
+func (e *examination) nats(args ...string) string {
+	return natscli.Line(natscli.Server{}.Command(e.broker.names, args...))
 }
 
 // judgeOrphans reports lanes of which the stream holds more than the consumer knows, and makes sure of it first: on a

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/taskrelay/taskrelay/internal/natscli"
 	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
 
@@ -100,7 +101,7 @@ func (b *broker) stream(r *Report, info *jetstream.StreamInfo) {
 	check := b.checks[name]
 	if len(check.Unsafe) > 0 {
 		r.add(Finding{Level: Problem, Code: "stream_unsafe", Where: name, What: "the stream would lose tasks: " + strings.Join(check.Unsafe, ", "),
-			Relay: "publishes nothing until it is mended, tasks stay in the table", You: "nats stream edit " + name})
+			Relay: "publishes nothing until it is mended, tasks stay in the table", You: natscli.Line(natscli.Server{}.Command(b.names, "stream", "edit", name))})
 	}
 	for _, d := range check.Differs {
 		r.add(Finding{Level: Notice, Code: "stream_setting", Where: name, What: d + " (by the environment of this command)",

@@ -14,11 +14,31 @@ import (
 	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
 
+// Server is where the commands go, and as whom. What is empty they take from the person's own context.
+type Server struct {
+	URL                  string
+	Creds, NKey          string // paths of files
+	CA, Cert, ClientsKey string
+}
+
+// Command is a command that reaches the streams of an installation.
+func (s Server) Command(names outbox.Names, args ...string) []string {
+	command := []string{"nats"}
+	for _, flag := range [...][2]string{
+		{"--server", s.URL}, {"--creds", s.Creds}, {"--nkey", s.NKey}, {"--tlsca", s.CA}, {"--tlscert", s.Cert}, {"--tlskey", s.ClientsKey},
+		{"--js-api-prefix", strings.TrimSuffix(names.APIPrefix, ".")},
+	} {
+		if flag[1] != "" {
+			command = append(command, flag[:]...)
+		}
+	}
+	return append(command, args...)
+}
+
 // DeadLetters are the commands that look at dead letters. Each reads only. With subject, that of one letter, the first
 // one shows this letter.
-func DeadLetters(url string, names outbox.Names, subject string) [][]string {
-	server := []string{"nats", "--server", url}
-	with := func(args ...string) []string { return append(append([]string{}, server...), args...) }
+func DeadLetters(server Server, names outbox.Names, subject string) [][]string {
+	with := func(args ...string) []string { return server.Command(names, args...) }
 	allLetters := strings.TrimSuffix(names.DeadSubject("x", 0), "x.0") + ">"
 	var all [][]string
 	if subject != "" {

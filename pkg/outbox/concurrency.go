@@ -14,8 +14,8 @@ import (
 
 // The concurrency of a biz type, over all workers, is MaxAckPending of its consumers. A type has two, one for each
 // priority, and their limits together must not exceed it. So the relay that holds the type shares it out by what is
-// there to do: all to the one that has work, a fifth to low when both have. A limit grows only by what the other's
-// consumer has really given up, so the sum holds at every moment.
+// there to do: all to the one that has work, a fifth to low when both have. Where only one task may run, they take turns.
+// A limit grows only by what the other's consumer has really given up, so the sum holds at every moment.
 
 // MetadataMaxAckPending is the key in a consumer's metadata for the limit that taskrelay has set: another one was set by
 // a person, and is left.
@@ -38,13 +38,46 @@ type demand struct {
 	limit   int // of messages that may be out; 0: it is paused
 	out     int // messages that are
 	waiting bool
+	started uint64 // deliveries so far
 }
 
-// share returns the new limits of high and low. It is called again and again, so each step need not be the last one.
-func share(concurrency int, high, low demand) (forHigh, forLow int) {
+// A soloist is whose turn it is, of the two consumers of a type that may run one task at a time. High keeps the place for
+// four tasks and eight looks, low for one and two: a fifth of the starts is low's, and where tasks are short a fifth of the
+// time. [A turn that passes costs a look in which nothing runs.]
+type soloist struct {
+	low  bool
+	held int    // looks at which it had the place
+	from uint64 // what its consumer had started when its turn began
+}
+
+// next takes note of a look and says whether it is low's turn.
+func (s *soloist) next(high, low demand) bool {
+	mine, other, tasks, looks := high, low, uint64(4), 8
+	if s.low {
+		mine, other, tasks, looks = low, high, 1, 2
+	}
+	if mine.started < s.from { // the consumer was made anew
+		s.from = mine.started
+	}
+	if mine.limit > 0 {
+		s.held++
+	}
+	// One that has had its time and nothing out does not use the place: its workers may be away.
+	if s.held >= looks && (mine.started-s.from >= tasks || mine.out == 0) {
+		*s = soloist{low: !s.low, from: other.started}
+	}
+	return s.low
+}
+
+// share returns the new limits of high and low. lowNext says whose turn it is where only one task may run. It is called
+// again and again, so each step need not be the last one.
+func share(concurrency int, high, low demand, lowNext bool) (forHigh, forLow int) {
 	want := func() (int, int) {
 		switch {
 		case high.waiting && low.waiting, high.waiting && low.out > 0, low.waiting && high.out > 0:
+			if concurrency == 1 && lowNext {
+				return 0, 1
+			}
 			if concurrency == 1 {
 				return 1, 0
 			}
@@ -82,12 +115,13 @@ func (r *Relay) shareConcurrency(ctx context.Context) error {
 		}
 	}
 	r.mu.Unlock()
+	maps.DeleteFunc(r.soloists, func(t string, _ *soloist) bool { return limits[t] != 1 })
 	var failure error // as of switches
 	for _, t := range slices.Sorted(maps.Keys(limits)) {
 		if err := r.shareType(ctx, t, limits[t]); err != nil {
 			failure = cmp.Or(failure, fmt.Errorf("share the concurrency of %s: %w", t, err))
 		}
-		r.turned("switches")
+		r.turned(loopSwitches)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -114,12 +148,22 @@ func (r *Relay) shareType(ctx context.Context, bizType string, concurrency int) 
 			return nil // a person's own limit; the worker says so
 		}
 		infos[i] = info
-		demands[i] = demand{limit: info.Config.MaxAckPending, out: info.NumAckPending, waiting: info.NumPending > 0}
+		demands[i] = demand{limit: info.Config.MaxAckPending, out: info.NumAckPending, waiting: info.NumPending > 0,
+			started: info.Delivered.Consumer}
 		if info.Paused {
 			demands[i].limit = 0
 		}
 	}
-	high, low := share(concurrency, demands[0], demands[1])
+	lowNext := false
+	if concurrency == 1 {
+		s := r.soloists[bizType]
+		if s == nil {
+			s = &soloist{from: demands[0].started}
+			r.soloists[bizType] = s
+		}
+		lowNext = s.next(demands[0], demands[1])
+	}
+	high, low := share(concurrency, demands[0], demands[1], lowNext)
 	for i, n := range []int{high, low} {
 		if n == demands[i].limit {
 			continue

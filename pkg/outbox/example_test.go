@@ -113,6 +113,31 @@ func ExampleGet() {
 	_ = state
 }
 
+// The service commits, then waits for what the command has returned.
+func ExampleAwait() {
+	open := func(ctx context.Context, pool *pgxpool.Pool) (result []byte, err error) {
+		var ref outbox.Ref
+		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			ref, err = outbox.Enqueue(ctx, tx, "OPEN_ACCOUNT", `{"customer": 4711}`, outbox.High(), outbox.BizID("C-4711"))
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		task, err := outbox.Await(ctx, pool, ref.ID)
+		if errors.Is(err, context.DeadlineExceeded) {
+			return nil, errors.New("we are at it, and will tell you") // the task lives on
+		}
+		if err == nil && task.Status != "succeeded" {
+			err = fmt.Errorf("account not opened: %s", task.LastError)
+		}
+		return task.Result, err
+	}
+	_ = open
+}
+
 // Read page by page, the newest first.
 func ExampleList() {
 	printDead := func(ctx context.Context, pool *pgxpool.Pool) error {

@@ -66,6 +66,14 @@ func (n Names) API() string {
 	return strings.TrimSuffix(cmp.Or(n.APIPrefix, "$JS.API"), ".") + "."
 }
 
+// natsCLI begins a line for the nats CLI that reaches our streams.
+func (n Names) natsCLI() string {
+	if n.APIPrefix == "" {
+		return "nats"
+	}
+	return "nats --js-api-prefix '" + strings.TrimSuffix(n.APIPrefix, ".") + "'"
+}
+
 // JetStream returns the client for these names.
 func (n Names) JetStream(nc *nats.Conn) (jetstream.JetStream, error) {
 	return jetstream.NewWithAPIPrefix(nc, n.API())

@@ -65,12 +65,17 @@ func (p *patience) longest() time.Duration {
 	return longest
 }
 
-// withPatience runs one statement for as long as it may take.
+// withPatience runs one statement for as long as it may take, once there is a connection for its loop.
 func (r *Relay) withPatience(ctx context.Context, sql string, limit time.Duration, run func(context.Context) error) error {
+	leave, err := r.takePlace(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	ctx, cancel := context.WithTimeout(ctx, r.patience.of(sql))
 	defer cancel()
 	begun := time.Now()
-	err := run(ctx)
+	err = run(ctx)
 	r.patience.learn(sql, begun, err, limit)
 	return err
 }

@@ -26,6 +26,7 @@ const (
 )
 
 var errOversize = errors.New("message is larger than the server's max_payload")
+var errNoAnswer = fmt.Errorf("no answer within %v", publishTimeout)
 
 // A published is the answer to one publish.
 type published struct {
@@ -60,6 +61,7 @@ type publisher struct {
 }
 
 type flight struct {
+	subject  string
 	size     int
 	deadline time.Time
 	done     func(published)
@@ -99,7 +101,7 @@ func (p *publisher) run(ctx context.Context) error {
 		case <-lost: // the answers of all that was in flight are lost with the connection
 			p.expire(time.Time{}, nats.ErrDisconnected)
 		case now := <-tick.C:
-			p.expire(now, fmt.Errorf("no answer within %v", publishTimeout))
+			p.expire(now, errNoAnswer)
 		}
 	}
 }
@@ -140,7 +142,7 @@ func (p *publisher) publish(m *nats.Msg, stream, id string, done func(published)
 	}
 	p.next++
 	token := p.next
-	p.pending[token] = &flight{size: size, deadline: time.Now().Add(publishTimeout), done: done}
+	p.pending[token] = &flight{subject: m.Subject, size: size, deadline: time.Now().Add(publishTimeout), done: done}
 	p.bytes += size
 	p.mu.Unlock()
 

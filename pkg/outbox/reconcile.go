@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,7 +58,7 @@ func (r *Relay) reconcileOrWait(ctx context.Context) (time.Duration, error) {
 			if time.Until(end) <= 0 {
 				return 0, nil
 			}
-			r.turned("reconcile")
+			r.turned(loopReconcile)
 		}
 	}
 }
@@ -83,7 +84,7 @@ func (r *Relay) reconcile(ctx context.Context) (time.Duration, error) {
 		if ctx.Err() != nil || !r.nc.IsConnected() {
 			return 0, first
 		}
-		r.turned("reconcile")
+		r.turned(loopReconcile)
 	}
 	if err := r.findOrphans(ctx, s, held); err != nil && first == nil {
 		first = fmt.Errorf("reconcile: %w", err)
@@ -292,7 +293,7 @@ func (r *Relay) rescanAll(ctx context.Context, l *lane, low position, m mark) (p
 			return put, skipped, nil
 		}
 		key = last.keyAfter(key, snapshotMax(m.snapshot))
-		r.turned("reconcile")
+		r.turned(loopReconcile)
 		r.mu.Lock()
 		dropped := l.dropped
 		r.mu.Unlock()
@@ -310,15 +311,27 @@ func (r *Relay) rescanSkipped(ctx context.Context, ids []int64, wide bool) (put 
 // findOrphans deletes a consumer that does not know messages its subject holds: after a torn crash they are below its
 // ack floor, are never delivered, and fill the lane. [Seen on nats-server 2.15.3.] Workers make the consumer anew; it
 // delivers all that is there, and claims make that safe.
+//
+// One lane that cannot be looked at, such as one whose consumer has no leader, does not keep the others from it. The error
+// is that of the first.
 func (r *Relay) findOrphans(ctx context.Context, s jetstream.Stream, held []*lane) error {
+	var failure error
+	failed := func(l *lane, err error) {
+		failure = cmp.Or(failure, fmt.Errorf("orphans of %s.%s: %w", l.bizType, l.priority, err))
+	}
 	first := make(map[laneKey]*jetstream.ConsumerInfo)
 	for _, l := range held {
+		if ctx.Err() != nil || !r.nc.IsConnected() {
+			return failure
+		}
+		r.turned(loopReconcile)
 		c, err := s.Consumer(ctx, r.names.Consumer(l.bizType, l.priority))
 		if errors.Is(err, jetstream.ErrConsumerNotFound) {
 			continue
 		}
 		if err != nil {
-			return err
+			failed(l, err)
+			continue
 		}
 		first[l.laneKey] = c.CachedInfo()
 		r.mu.Lock()
@@ -327,13 +340,17 @@ func (r *Relay) findOrphans(ctx context.Context, s jetstream.Stream, held []*lan
 	}
 	info, err := s.Info(ctx, jetstream.WithSubjectFilter(r.names.subject("tasks.>")))
 	if err != nil {
-		return err
+		return cmp.Or(failure, err)
 	}
 	for _, l := range held {
 		a := first[l.laneKey]
 		if a == nil {
 			continue
 		}
+		if ctx.Err() != nil || !r.nc.IsConnected() {
+			return failure
+		}
+		r.turned(loopReconcile)
 		holds := info.State.Subjects[r.names.Subject(l.bizType, l.priority)]
 		if holds <= a.NumPending+uint64(a.NumAckPending) {
 			l.orphans = time.Time{}
@@ -345,13 +362,15 @@ func (r *Relay) findOrphans(ctx context.Context, s jetstream.Stream, held []*lan
 			continue
 		}
 		if err != nil {
-			return err
+			failed(l, err)
+			continue
 		}
 		b := c.CachedInfo()
 		orphaned := false
 		if holds > b.NumPending+uint64(b.NumAckPending) {
 			if orphaned, err = r.orphaned(ctx, l.laneKey, a, b); err != nil {
-				return err
+				failed(l, err)
+				continue
 			}
 		}
 		switch {
@@ -362,14 +381,15 @@ func (r *Relay) findOrphans(ctx context.Context, s jetstream.Stream, held []*lan
 		case time.Since(l.orphans) > 2*a.Config.AckWait:
 			l.orphans = time.Time{}
 			if err := s.DeleteConsumer(ctx, a.Name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-				return err
+				failed(l, err)
+				continue
 			}
 			r.log.Warn().Str("biz_type", l.bizType).Str("priority", l.priority).
 				Uint64("count", holds-b.NumPending-uint64(b.NumAckPending)).
 				Msg("stream holds messages its consumer does not know, consumer deleted to be made anew")
 		}
 	}
-	return nil
+	return failure
 }
 
 // orphaned makes sure of it, where a subject holds more than its consumer knew before (a) and after (b) it was counted.

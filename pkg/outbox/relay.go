@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
+	"github.com/taskrelay/taskrelay/internal/pause"
 	"github.com/taskrelay/taskrelay/internal/pg"
 )
 
@@ -47,12 +48,14 @@ type Relay struct {
 	keeper       keeper
 	list         workList
 	letters      letters
-	refusedAt    time.Time // when types that are not allowed were last reported; applySwitches' own
+	refusedAt    time.Time           // when types that are not allowed were last reported; applySwitches' own
+	soloists     map[string]*soloist // of types that may run one task at a time; shareConcurrency's own
 	sweeper      sweeper
 	bulks        bulkWork
 	collector    collector
 
 	patience     patience
+	places       places
 	repositioned time.Time // when rows of another cluster were last looked for; reconcile's own
 
 	mu           sync.Mutex // guards what follows; never held while publishing or asking a server
@@ -93,7 +96,8 @@ type Counts struct {
 	LanesElsewhere int64 `json:"lanes_elsewhere"` // lanes that another relay holds (RunOnce only)
 }
 
-// NewRelay makes a relay. The pool needs at least 2 connections. The connection to NATS should be made with
+// NewRelay makes a relay. The pool needs at least 3 connections: one reads the lanes, one keeps leases and positions, all
+// else shares what is left; with 5 or more nothing waits for another. The connection to NATS should be made with
 // nats.ReconnectBufSize(-1): with a buffer, a publish that the relay gave up on could be stored much later; that
 // costs a duplicate which the claim drops. A relay is for one Run or RunOnce.
 func NewRelay(pool *pgxpool.Pool, nc *nats.Conn, cfg RelayConfig) (*Relay, error) {
@@ -104,8 +108,9 @@ func NewRelay(pool *pgxpool.Pool, nc *nats.Conn, cfg RelayConfig) (*Relay, error
 	if err != nil {
 		return nil, fmt.Errorf("new relay: %w", err)
 	}
-	if n := pool.Config().MaxConns; n < 2 {
-		return nil, fmt.Errorf("new relay: the pool has %d connection, at least 2 are needed (pool_max_conns)", n)
+	if n := pool.Config().MaxConns; n < leastConns {
+		return nil, fmt.Errorf("new relay: the pool may open %d connections to Postgres, a relay needs %d: set pool_max_conns=%d or more in the address (TASKRELAY_DATABASE_URL), or leave it out",
+			n, leastConns, leastConns)
 	}
 	names := Names{Namespace: cfg.Namespace, APIPrefix: cfg.APIPrefix}
 	js, err := names.JetStream(nc)
@@ -118,6 +123,7 @@ func NewRelay(pool *pgxpool.Pool, nc *nats.Conn, cfg RelayConfig) (*Relay, error
 		pub:  newPublisher(nc),
 		wake: make(chan struct{}, 1), compare: make(chan struct{}, 1),
 		lanes: make(map[laneKey]*lane), lastErr: make(map[string]error), progress: make(map[string]time.Time),
+		soloists: make(map[string]*soloist), places: placesOf(pool.Config().MaxConns),
 	}
 	if r.meter, err = newMeter(r); err != nil {
 		return nil, fmt.Errorf("new relay: %w", err)
@@ -166,9 +172,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer unobserve()
 
 	loops := map[string]func(context.Context) (time.Duration, error){
-		"lanes": r.keepLanes, "read": r.readLanes, "work list": r.serveWorkList, "dead letters": r.serveDeadLetters,
-		"streams": r.watchStreams, "reconcile": r.reconcileOrWait,
-		"switches": r.applySwitches, "retention": r.keepRetention, "bulk": r.workOffBulks,
+		loopLanes: r.keepLanes, loopRead: r.readLanes, loopWorkList: r.serveWorkList, loopLetters: r.serveDeadLetters,
+		loopStreams: r.watchStreams, loopSwitches: r.applySwitches, loopReconcile: r.reconcileOrWait,
+		"retention": r.keepRetention, "bulk": r.workOffBulks,
 	}
 	maps.Copy(loops, r.noticeLoops())
 	return r.turnLoops(ctx, loops)
@@ -290,8 +296,10 @@ func (r *Relay) start(ctx context.Context) (stop func(), err error) {
 	pubCtx, stopPub := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
 	go func() { done <- r.pub.run(pubCtx) }()
+	heedNoMore := r.heedRefusals(pubCtx)
 	return func() {
 		r.leave(context.WithoutCancel(ctx))
+		heedNoMore()
 		stopPub()
 		<-done
 	}, nil
@@ -317,7 +325,7 @@ func (r *Relay) untilAnswered(ctx context.Context, what string, f func() error) 
 			return backoff.Permanent(err)
 		}
 		return err
-	}, backoff.WithContext(pauses(), ctx), func(err error, wait time.Duration) {
+	}, backoff.WithContext(pause.Growing(firstPause, longestPause), ctx), func(err error, wait time.Duration) {
 		if notice.due(time.Now()) {
 			r.log.Warn().Err(err).Dur("delay", wait).Str("during", what).Msg("waiting")
 		}
@@ -326,7 +334,8 @@ func (r *Relay) untilAnswered(ctx context.Context, what string, f func() error) 
 
 // loop runs step again and again: after the wait it asks for, or after growing pauses when it fails.
 func (r *Relay) loop(ctx context.Context, name string, step func(context.Context) (time.Duration, error)) error {
-	pause := pauses()
+	ctx = onBehalfOf(ctx, name)
+	pauses := pause.Growing(firstPause, longestPause)
 	var notice notices
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -347,7 +356,7 @@ func (r *Relay) loop(ctx context.Context, name string, step func(context.Context
 		case isFatal(err):
 			return err
 		case err != nil:
-			wait = max(wait, pause.NextBackOff())
+			wait = max(wait, pauses.NextBackOff())
 			if notice.due(time.Now()) {
 				r.log.Error().Err(err).Str("loop", name).Dur("delay", wait).Msg("loop failed, trying again")
 			}
@@ -355,7 +364,7 @@ func (r *Relay) loop(ctx context.Context, name string, step func(context.Context
 			if notice.end() {
 				r.log.Info().Str("loop", name).Msg("loop works again")
 			}
-			pause.Reset()
+			pauses.Reset()
 		}
 		timer.Reset(wait)
 	}
@@ -366,12 +375,6 @@ func (r *Relay) turned(name string) {
 	r.mu.Lock()
 	r.progress[name] = time.Now()
 	r.mu.Unlock()
-}
-
-// pauses grow from 50 ms to 2 s and never end. [backoff's own default gives up after 15 minutes.]
-func pauses() *backoff.ExponentialBackOff {
-	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(50*time.Millisecond),
-		backoff.WithMaxInterval(2*time.Second), backoff.WithMaxElapsedTime(0))
 }
 
 // notices lets a failure that repeats be logged once a period instead of every time.
@@ -416,6 +419,12 @@ func (r *Relay) queryCached(ctx context.Context, sql string, args []any, scan fu
 
 // stalled is how long a loop may make no turn, beside the one statement it may be waiting for.
 const stalled = 30 * time.Second
+
+// What has failed is tried again after pauses that grow so far.
+const (
+	firstPause   = 50 * time.Millisecond
+	longestPause = 2 * time.Second
+)
 
 func (r *Relay) exec(ctx context.Context, sql string, args ...any) error {
 	return r.query(ctx, sql, args, func(pgx.Rows) error { return nil })

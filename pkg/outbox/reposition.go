@@ -65,16 +65,22 @@ UPDATE {{schema}}.installation AS i SET system_identifier = $1::bigint`
 // replica. A relay does it by itself at start-up and every hour; force is for after a restore in place, which nothing
 // shows. It is safe while relays and workers run, and to repeat: the worst are messages that the claim drops.
 func (s Schema) Reposition(ctx context.Context, pool *pgxpool.Pool, force bool) (Repositioned, error) {
-	return s.reposition(ctx, pool, force, func() {})
+	return s.reposition(ctx, pool, force, func(context.Context) (func(), error) { return func() {}, nil }, func() {})
 }
 
-// reposition calls turned after each page: on a large table it takes its time.
-func (s Schema) reposition(ctx context.Context, pool *pgxpool.Pool, force bool, turned func()) (Repositioned, error) {
+// reposition asks for a place before each statement, and calls turned after each page: on a large table it takes its time.
+func (s Schema) reposition(ctx context.Context, pool *pgxpool.Pool, force bool, takePlace func(context.Context) (func(), error),
+	turned func()) (Repositioned, error) {
 	if err := s.Validate(); err != nil {
 		return Repositioned{}, err
 	}
 	// Bounded each: a connection that hangs must not hold the relay for ever.
 	query := func(sql string, args []any, scan func(pgx.Rows) error) error {
+		leave, err := takePlace(ctx)
+		if err != nil {
+			return err
+		}
+		defer leave()
 		ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 		defer cancel()
 		return pg.Query(ctx, pool, s.Render(sql), args, scan)
@@ -129,7 +135,7 @@ func (s Schema) reposition(ctx context.Context, pool *pgxpool.Pool, force bool, 
 
 // reposition is Schema.Reposition for a relay, with a log line when it did something.
 func (r *Relay) reposition(ctx context.Context) error {
-	did, err := r.cfg.Schema.reposition(ctx, r.pool, false, func() { r.turned("reconcile") })
+	did, err := r.cfg.Schema.reposition(ctx, r.pool, false, r.takePlace, func() { r.turned(loopReconcile) })
 	if err != nil {
 		return err
 	}

@@ -131,8 +131,8 @@ func (r *Relay) checkStream(ctx context.Context, want, have jetstream.StreamConf
 			want.Name, owner, r.installation)}
 	}
 	if unsafe := unsafeSettings(want, have); len(unsafe) > 0 {
-		return unsafeStreamError{fmt.Errorf("stream %[1]s would lose tasks, nothing is published: %[2]s: mend it with \"nats stream edit %[1]s\", or delete it and the relay makes it anew",
-			want.Name, strings.Join(unsafe, ", "))}
+		return unsafeStreamError{fmt.Errorf("stream %[1]s would lose tasks, nothing is published: %[2]s: mend it with \"%[3]s stream edit %[1]s\", or delete it and the relay makes it anew",
+			want.Name, strings.Join(unsafe, ", "), r.names.natsCLI())}
 	}
 	if !ok { // made by hand with good settings: it becomes ours
 		have.Metadata = maps.Clone(have.Metadata)

@@ -132,6 +132,14 @@ func (m *meter) publishSpan(l *lane, rows []pageRow) trace.Span {
 	return span
 }
 
+// left ends the span of a page that goes with its lane: who publishes it again has a span for that.
+func (p pageSent) left(why string) {
+	if p.span != nil {
+		p.span.SetStatus(codes.Error, why)
+		p.span.End()
+	}
+}
+
 // rowTrace reads the trace context from a row's headers. Most rows have none: they are not decoded.
 func rowTrace(headers []byte) trace.SpanContext {
 	if !bytes.Contains(headers, []byte(`"`+headerTraceParent+`"`)) {
