@@ -2,6 +2,7 @@ package tests
 
 import (
 	"encoding/json"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -190,6 +191,30 @@ func TestDoctorNamesTasksWithoutAMessageAndFixesThem(t *testing.T) {
 	if r := doctor(t, e, 0); len(r.Findings) != 0 {
 		t.Errorf("after the fix: %+v", r.Findings)
 	}
+}
+
+// A consumer that has done with messages that are there: --fix deletes it, and writes down who did.
+func TestDoctorDeletesAConsumerThatDoesNotKnowItsMessages(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t)
+	e.RunRelay(seldom)
+	alive(t, e, "w", "ORDER_PAYMENT", "1 second")
+	e.Insert(t, "ORDER_PAYMENT")
+	waitMessages(t, e, 1)
+	stream := e.NATS.WaitStream(t, "TASKS")
+	// A server cannot be told to forget; a consumer of that name with another lane's messages knows as little of ours.
+	_, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "ORDER_PAYMENT-low",
+		FilterSubject: "tasks.OTHER.low", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: -1})
+	noError(t, "consumer", err)
+	r := doctor(t, e, 0, "--fix", "--reason", "torn by a crash")
+	if len(r.Fixed) != 1 || r.Fixed[0].Error != "" || r.Fixed[0].Code != "message_orphaned" {
+		t.Errorf("fixed: %+v", r.Fixed)
+	}
+	if _, err := stream.Consumer(t.Context(), "ORDER_PAYMENT-low"); !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		t.Errorf("the consumer is still there: %v", err)
+	}
+	equal(t, "audit", e.Text(t, `SELECT concat_ws(' ', action, biz_type, before->>'consumer', reason, actor LIKE 'cli:%') FROM taskrelay.audit`),
+		"delete_consumer ORDER_PAYMENT ORDER_PAYMENT-low torn by a crash t")
 }
 
 // A worker that hangs with leases, one that is gone without a trace, a lease that has ended, a type nobody knows.

@@ -195,6 +195,24 @@ func TestAPIPrefixOfADomainIsUsedEverywhere(t *testing.T) {
 	e.WaitStatus(t, 2*soon, e.Insert(t, "ORDER_PAYMENT"), "succeeded")
 	e.WaitCount(t, soon, 1, `SELECT count(*) FROM taskrelay.lane WHERE biz_type = 'ORDER_PAYMENT' AND priority = 'low' AND low_snapshot::text <> '1:1:'`) // reconciled
 	hub.WaitStream(t, "TASKS")
+	// The lines that the command line prints for the nats CLI find the hub's streams as well.
+	dead := e.Insert(t, "ORDER_PAYMENT", "max_attempts", 1)
+	e.WaitCount(t, soon, 1, `SELECT count(*) FROM taskrelay.task WHERE dead_lettered_at IS NOT NULL`)
+	nats, shown := testenv.NATSCLI(t, e.NATS.URL), 0
+	for _, args := range [][]string{{"dead", "list"}, {"show", itoa(dead)}} {
+		r := runCLI(t, "", e.Vars(prefix), args...).ok(t, 0)
+		for line := range strings.Lines(r.out + r.errOut) {
+			command, ok := strings.CutPrefix(strings.TrimSpace(line), "nats --server "+e.NATS.URL+" ")
+			if !ok {
+				continue
+			}
+			shown++
+			if out := nats(strings.Fields(strings.ReplaceAll(command, "'", ""))...); !strings.Contains(out, "dead.ORDER_PAYMENT."+itoa(dead)) && !strings.Contains(out, "TASKS_DEAD") {
+				t.Errorf("nats %s shows nothing of it: %s", command, out)
+			}
+		}
+	}
+	equal(t, "commands", shown, 5)
 	streams := e.NATS.JS.ListStreams(t.Context())
 	for s := range streams.Info() {
 		t.Errorf("the leaf has stream %s", s.Config.Name)

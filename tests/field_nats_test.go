@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -172,12 +173,22 @@ func TestTypeThatMayNotBePublishedHoldsUpNoOther(t *testing.T) {
 	sink := testenv.NewSink(t)
 	relay := e.StartRelay("TASKRELAY_NATS_URL=" + strings.Replace(e.NATS.URL, "://", "://narrow:narrow@", 1))
 	e.StartWorker(testenv.Types(testenv.HTTPType("BLOCKED", sink.URL), testenv.HTTPType("ORDER_PAYMENT", sink.URL))...)
-	insertMany(t, e, "BLOCKED", 5)
+	insertMany(t, e, "BLOCKED", 1500)
+	relay.WaitLog(t, soon, "tasks.BLOCKED.low")
+	ready := adminURL(t, relay) + "/readyz?verbose"
+	began := time.Now()
+	waitHealth(t, ready, 503, "tasks of BLOCKED (low) cannot be published", "NATS permits no publish to tasks.BLOCKED.low")
+	if took := time.Since(began); took > 4*time.Second { // the answers that do not come are waited for 5 s each
+		t.Errorf("readyz was red %v after NATS had refused", took)
+	}
 	insertMany(t, e, "ORDER_PAYMENT", 200)
 	e.WaitCount(t, soon, 200, "SELECT count(*) FROM taskrelay.task WHERE status = 'succeeded'")
-	relay.WaitLog(t, soon, "tasks.BLOCKED.low")
-	equal(t, "untouched", e.Int(t, "SELECT count(*) FROM taskrelay.task WHERE biz_type = 'BLOCKED' AND status = 'pending' AND attempt = 0"), 5)
+	equal(t, "untouched", e.Int(t, "SELECT count(*) FROM taskrelay.task WHERE biz_type = 'BLOCKED' AND status = 'pending' AND attempt = 0"), 1500)
 	equal(t, "calls", len(sink.Calls()), 200)
+	_, metrics := get(t, adminURL(t, relay)+"/metrics")
+	if !regexp.MustCompile(`taskrelay_relay_lanes\{[^}]*state="waiting"[^}]*\} 1\b`).MatchString(metrics) {
+		t.Error("no metric says that a lane waits")
+	}
 	if n := strings.Count(relay.Logs(), "\n"); n > 100 {
 		t.Errorf("the relay has written %d lines", n)
 	}
@@ -186,7 +197,7 @@ func TestTypeThatMayNotBePublishedHoldsUpNoOther(t *testing.T) {
 	}
 	e.StartRelay()
 	e.WaitNoneOpen(t, soon)
-	equal(t, "calls", len(sink.Calls()), 205)
+	equal(t, "calls", len(sink.Calls()), 1700)
 	noOverlaps(t, sink)
 }
 

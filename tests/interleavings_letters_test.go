@@ -3,6 +3,7 @@ package tests
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -47,6 +48,8 @@ type gate struct {
 	reads   bool   // held
 	sends   string // what has this text is held
 	waiting bool   // something with it waits
+	down    bool   // there is no connection, and none can be made
+	conns   []net.Conn
 }
 
 func newGate() *gate {
@@ -56,8 +59,27 @@ func newGate() *gate {
 }
 
 func (g *gate) Dial(network, address string) (net.Conn, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.down {
+		return nil, errors.New("cut by the test")
+	}
 	c, err := net.Dial(network, address)
+	if err == nil {
+		g.conns = append(g.conns, c)
+	}
 	return &gatedConn{c, g}, err
+}
+
+// cut ends the connection, and lets none be made until it is called with false.
+func (g *gate) cut(down bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.down = down
+	for _, c := range g.conns {
+		_ = c.Close()
+	}
+	g.conns = nil
 }
 
 func (g *gate) hold(reads bool, sends string) {
@@ -106,15 +128,20 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 }
 
 // gatedRelay runs a relay behind a gate.
-func gatedRelay(t *testing.T, e *testenv.Env) *gate {
+func gatedRelay(t *testing.T, e *testenv.Env, change ...func(*outbox.RelayConfig)) (*gate, *outbox.Relay) {
 	t.Helper()
 	g := newGate()
-	nc, err := nats.Connect(e.NATS.URL, nats.SetCustomDialer(g), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1))
+	nc, err := nats.Connect(e.NATS.URL, nats.SetCustomDialer(g), nats.ReconnectBufSize(-1), nats.MaxReconnects(-1),
+		nats.ReconnectWait(50*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	relay, err := outbox.NewRelay(e.OpenPool("relay"), nc, outbox.RelayConfig{})
+	var cfg outbox.RelayConfig
+	for _, c := range change {
+		c(&cfg)
+	}
+	relay, err := outbox.NewRelay(e.OpenPool("relay"), nc, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,13 +150,14 @@ func gatedRelay(t *testing.T, e *testenv.Env) *gate {
 	go func() { ended <- relay.Run(ctx) }()
 	t.Cleanup(func() {
 		g.hold(false, "")
+		g.cut(false)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("relay: %v", err)
 		}
 	})
 	testenv.Eventually(t, soon, relay.Ready)
-	return g
+	return g, relay
 }
 
 // Interleaving 18a: the PubAck of a look comes after a worker has claimed the row and settled it as dead. Confirming the
@@ -137,7 +165,7 @@ func gatedRelay(t *testing.T, e *testenv.Env) *gate {
 func TestLateConfirmationOfALookChangesNothing(t *testing.T) {
 	t.Parallel()
 	e := testenv.New(t)
-	g := gatedRelay(t, e)
+	g, _ := gatedRelay(t, e)
 	var reg command.Registry
 	register(t, &reg, "ORDER_PAYMENT", fast(func(context.Context, *command.Task[raw]) (any, error) {
 		return nil, retry.Permanent(errFlaky)
@@ -172,7 +200,7 @@ func TestLateConfirmationOfALookChangesNothing(t *testing.T) {
 func TestLetterThatIsLateIsTakenBack(t *testing.T) {
 	t.Parallel()
 	e := testenv.New(t)
-	g := gatedRelay(t, e)
+	g, _ := gatedRelay(t, e)
 	first := deadTask(t, e) // so that the lane is held
 	waitLetter(t, e, "ORDER_PAYMENT", first)
 	g.hold(false, "dead.ORDER_PAYMENT."+itoa(first+1)+" ")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/taskrelay/taskrelay/internal/testenv"
 	"github.com/taskrelay/taskrelay/pkg/command"
+	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
 
 // Interleaving 7: many rows of a lane that may not publish are due on the work list. The one row of another lane does
@@ -114,6 +115,20 @@ func TestSuccessorResumesALongRound(t *testing.T) {
 			t.Fatalf("task %d was published again, the round was saved up to %d", task, key)
 		}
 	}
+}
+
+// A lane was taken from its relay and put back (taskrelay reposition does, and so does a successor), while that relay has
+// a position it has not saved. It must not write it over the new one: the row behind it would never be read.
+func TestPositionOfALaneThatWasTakenAwayIsNotSaved(t *testing.T) {
+	t.Parallel()
+	f := &forgetful{Env: testenv.New(t), t: t}
+	f.RunRelay(func(c *outbox.RelayConfig) { c.Reconcile = time.Hour }) // it would find what the rounds skip
+	f.insert()
+	f.waitAllInStream()
+	f.waitRenewal() // which would find out as well; the next one is two seconds away
+	f.Exec(t, `WITH back AS (UPDATE taskrelay.lane SET fence = fence + 1, snapshot = '1:1:', at = '-infinity')
+		INSERT INTO taskrelay.task (biz_type, xid) VALUES ('ORDER_PAYMENT', DEFAULT), ('ORDER_PAYMENT', '3')`)
+	f.waitAllInStream()
 }
 
 // A relay that sleeps past the lease of its lanes and wakes up beside its successor causes duplicates at most: what it

@@ -70,3 +70,36 @@ func TestMessageStaysUntilItsRowIsWritten(t *testing.T) {
 	l.WaitStatus(t, soon, id, "succeeded")
 	l.waitEmpty()
 }
+
+// Interleaving 11: after a failover an id is given out again while a worker still holds the task that had it. The new task
+// waits for a moment, not for a lease.
+func TestTaskDoesNotWaitForTheOneThatHadItsID(t *testing.T) {
+	t.Parallel()
+	l := newWorkerLab(t)
+	var reg command.Registry
+	goOn, begun := make(chan struct{}), make(chan string, 10)
+	register(t, &reg, "PAY", fast(func(_ context.Context, p *command.Task[string]) (any, error) {
+		begun <- p.Payload
+		if p.Payload == "old" {
+			<-goOn
+		}
+		return nil, nil
+	}))
+	w := l.worker(&reg, func(c *command.WorkerConfig) { c.Lease = time.Minute })
+	id := l.task("PAY", "payload", `"old"`)
+	equal(t, "first call", <-begun, "old")
+	l.Exec(t, `DELETE FROM taskrelay.task WHERE id = $1`, id) // as a failover to a standby that lags does
+	l.Exec(t, `INSERT INTO taskrelay.task (id, biz_type, payload) OVERRIDING SYSTEM VALUE VALUES ($1, 'PAY', '"new"')`, id)
+	l.publish(id)
+	testenv.Eventually(t, soon, func() error { // its message has come, and was given back
+		c, err := l.NATS.JS.Consumer(t.Context(), "TASKS", "PAY-low")
+		if err == nil && c.CachedInfo().Delivered.Consumer < 2 {
+			return errorf("%d messages were delivered", c.CachedInfo().Delivered.Consumer)
+		}
+		return err
+	})
+	close(goOn)
+	l.WaitStatus(t, soon, id, "succeeded")
+	equal(t, "second call", <-begun, "new")
+	equal(t, "stale", w.Stats().Stale.Load(), 1)
+}

@@ -1,11 +1,9 @@
 package tests
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -131,53 +129,6 @@ func TestOlderCopyOfTheStoreIsNoticed(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// Interleaving 3: after a crash of Postgres transaction ids of rolled-back transactions are handed out again. A
-// position in the relay's memory would take the new rows for old ones.
-func TestReusedTransactionIDsAreNotSkipped(t *testing.T) {
-	t.Parallel()
-	p := testenv.OwnPostgres(t)
-	e := testenv.NewEnv(t, testenv.DBOn(t, p), testenv.NATS(t))
-	relay := e.RunRelay(quick)
-	e.Insert(t, "ORDER_PAYMENT", "biz_id", "first")
-	waitMessages(t, e, 1)
-	before := e.Text(t, `SELECT id::text FROM taskrelay.incarnation`)
-
-	// Ids that are used and rolled back, so that nothing flushes them, then one backend dies.
-	for range 20 {
-		tx, err := e.Pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(t.Context(), `INSERT INTO taskrelay.task (biz_type) VALUES ('ORDER_PAYMENT')`); err != nil {
-			t.Fatal(err)
-		}
-		_ = tx.Rollback(t.Context())
-	}
-	if err := p.Kill9(); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Restart(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, soon, func() error {
-		_, err := e.TryInsert(t, "ORDER_PAYMENT", "biz_id", "second")
-		if err != nil && !strings.Contains(err.Error(), "task_biz_id_key") {
-			return err
-		}
-		return nil
-	})
-	waitMessages(t, e, 2)
-	testenv.Eventually(t, soon, func() error {
-		if now := e.Text(t, `SELECT coalesce((SELECT id::text FROM taskrelay.incarnation), '')`); now == "" || now == before {
-			return errorf("incarnation is %q as before", now)
-		}
-		return nil
-	})
-	if !strings.Contains(relay.Logs(), "reading them again") {
-		t.Error("the relay did not say that it reads its positions again")
-	}
 }
 
 // Interleaving 14: rows copied in from another cluster have transaction ids that lie far ahead of this one's.

@@ -46,6 +46,30 @@ func TestDeafLinkToPostgresIsGivenUp(t *testing.T) {
 	e.WaitCount(t, recovery-time.Since(begun), 0, `SELECT count(*) FROM taskrelay.lane WHERE biz_type = 'ORDER_PAYMENT' AND owner_until < now()`)
 }
 
+// The same of a worker with the default lease of 30 s: it claims and settles again long before its leases end, and calls
+// nothing twice.
+func TestDeafLinkOfAWorkerIsGivenUp(t *testing.T) {
+	t.Parallel()
+	e := testenv.New(t)
+	sink := testenv.NewSink(t)
+	link, address := through(t, e.URL)
+	e.StartRelay()
+	e.StartWorker(append(testenv.HTTPType("ORDER_PAYMENT", sink.URL), "TASKRELAY_DATABASE_URL="+address, "TASKRELAY_WORKER_LEASE=30s")...)
+	for i := range 60 { // its connections are in use, so that none is asked for a sign of life first
+		e.Insert(t, "ORDER_PAYMENT")
+		sink.WaitCalls(t, soon, i+1)
+	}
+	link.Deafen()
+	begun := time.Now()
+	for range 20 {
+		e.Insert(t, "ORDER_PAYMENT")
+	}
+	e.WaitNoneOpen(t, recovery)
+	t.Logf("went on after %v", time.Since(begun).Round(time.Millisecond))
+	equal(t, "calls", len(sink.Calls()), 80)
+	equal(t, "attempts that did not succeed", e.Int(t, `SELECT count(*) FROM taskrelay.task_attempt WHERE outcome <> 'succeeded'`), 0)
+}
+
 // A relay is killed after it has taken rows from the work list and before their messages are stored: the next one looks at
 // them as soon as it has the lanes.
 func TestRelayKilledInMidLookLeavesRowsForSeconds(t *testing.T) {

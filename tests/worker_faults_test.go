@@ -124,6 +124,56 @@ func TestLostAnswersOfPostgresChangeNothing(t *testing.T) {
 	}
 }
 
+// A claim is at its commit, which takes its time (a disk that stalls), when the connection breaks. The next try meets the
+// lock of the first one, waits for it, and finds the task claimed for it: no attempt is lost, no lease waited for.
+func TestClaimThatIsCutOffAtItsCommitIsFoundAgain(t *testing.T) {
+	t.Parallel()
+	l := newWorkerLab(t)
+	var reg command.Registry
+	var calls atomic.Int64
+	register(t, &reg, "PAY", fast(func(context.Context, *command.Task[raw]) (any, error) {
+		calls.Add(1)
+		return nil, nil
+	}))
+	link, address := through(t, l.URL)
+	w := l.unstartedOn(openPool(t, address, nil), &reg, func(c *command.WorkerConfig) { c.Lease = time.Minute })
+	w.start()
+	testenv.Eventually(t, soon, w.Ready)
+	// A commit cannot be called off, and does not look whether its client is there.
+	l.Exec(t, `CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			WHILE NOT pg_try_advisory_xact_lock_shared(7) LOOP
+				BEGIN PERFORM pg_sleep(0.02); EXCEPTION WHEN query_canceled THEN NULL; END;
+			END LOOP;
+			RETURN NULL;
+		END $$;
+		CREATE CONSTRAINT TRIGGER stall AFTER UPDATE ON taskrelay.task DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+			WHEN (NEW.status = 'running') EXECUTE FUNCTION stall()`)
+	disk, err := l.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = disk.Rollback(context.Background()) }()
+	if _, err := disk.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)"); err != nil {
+		t.Fatal(err)
+	}
+	id := l.task("PAY")
+	l.WaitCount(t, soon, 1, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'`)
+	link.Cut()
+	testenv.Eventually(t, soon, func() error {
+		if err := w.Ready(); err == nil || !strings.Contains(err.Error(), "55P03") {
+			return errorf("Ready says %v, want that the claim meets a lock", err)
+		}
+		return nil
+	})
+	if err := disk.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := l.WaitStatus(t, soon, id, "succeeded")
+	equal(t, "attempt", r.Attempt, 1)
+	equal(t, "outcomes", outcomes(t, l.Env, id), "[succeeded]")
+	equal(t, "calls", calls.Load(), 1)
+}
+
 func TestPostgresAwayMarksNothingFailed(t *testing.T) {
 	t.Parallel()
 	l := newWorkerLab(t)

@@ -418,3 +418,37 @@ func TestCompleteSettlesInTheHandlersTransaction(t *testing.T) {
 	l.waitEmpty()
 	equal(t, "stale", w.Stats().Stale.Load(), 0)
 }
+
+// A handler whose task another worker has by now cannot complete it: its transaction is told so, whatever it has written.
+func TestCompleteOfALostLeaseIsRefused(t *testing.T) {
+	t.Parallel()
+	l := newWorkerLab(t)
+	var reg command.Registry
+	pool := l.OpenPool("handlers")
+	goOn, completed := make(chan struct{}), make(chan error, 1)
+	register(t, &reg, "PAY", fast(func(_ context.Context, p *command.Task[raw]) (any, error) {
+		<-goOn
+		return nil, pgx.BeginFunc(context.Background(), pool, func(tx pgx.Tx) error {
+			err := command.Complete(context.Background(), tx, p)
+			completed <- err
+			return err
+		})
+	}))
+	l.worker(&reg)
+	id := l.task("PAY")
+	l.WaitStatus(t, soon, id, "running")
+	l.Exec(t, `UPDATE taskrelay.task SET lease_token = 4711, lease_owner = 'other', lease_until = now() + interval '1 minute' WHERE id = $1`, id)
+	close(goOn)
+	if err := <-completed; !errors.Is(err, command.ErrLeaseLost) {
+		t.Errorf("Complete says %v, want ErrLeaseLost", err)
+	}
+	testenv.Eventually(t, soon, func() error {
+		if o := outcomes(t, l.Env, id); o != "[stale]" {
+			return errorf("outcomes are %s, want [stale]", o)
+		}
+		return nil
+	})
+	r := l.Task(t, id)
+	equal(t, "status", r.Status, "running")
+	equal(t, "owner", text(r.LeaseOwner), "other")
+}

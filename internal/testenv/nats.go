@@ -105,10 +105,16 @@ type NATSProcess struct {
 	proc       *Process
 }
 
-// StartNATSProcess builds the nats-server of go.mod and starts it with an empty store.
-func StartNATSProcess(t testing.TB) *NATSProcess {
+// StartNATSProcess builds the nats-server of go.mod and starts it with an empty store, in the directory given or in one
+// of its own.
+func StartNATSProcess(t testing.TB, store ...string) *NATSProcess {
 	t.Helper()
-	n := &NATSProcess{bin: natsServerBinary(t), store: tempDir(t)}
+	n := &NATSProcess{bin: natsServerBinary(t)}
+	if len(store) > 0 {
+		n.store = store[0]
+	} else {
+		n.store = tempDir(t)
+	}
 	n.Port = freePort(t)
 	n.URL = "nats://127.0.0.1:" + strconv.Itoa(n.Port)
 	n.Start(t)
@@ -142,6 +148,12 @@ func (n *NATSProcess) Start(t testing.TB) {
 		return err
 	})
 }
+
+// Pid is the process id of the server that runs, or ran last.
+func (n *NATSProcess) Pid() int { return n.proc.Pid() }
+
+// Logs returns what that server has written so far.
+func (n *NATSProcess) Logs() string { return n.proc.Logs() }
 
 // Kill9 kills the server.
 func (n *NATSProcess) Kill9(t testing.TB) { n.proc.Kill9(t) }

@@ -16,7 +16,10 @@ type Proxy struct {
 	links []*proxyLink
 }
 
-type proxyLink struct{ deaf atomic.Bool }
+type proxyLink struct {
+	deaf           atomic.Bool
+	client, server net.Conn
+}
 
 // NewProxy listens for connections to the server at upstream until the test ends.
 func NewProxy(t testing.TB, upstream string) *Proxy {
@@ -38,7 +41,7 @@ func NewProxy(t testing.TB, upstream string) *Proxy {
 			}
 			conns.Store(client, nil)
 			conns.Store(server, nil)
-			k := &proxyLink{}
+			k := &proxyLink{client: client, server: server}
 			p.mu.Lock()
 			p.links = append(p.links, k)
 			p.mu.Unlock()
@@ -61,6 +64,17 @@ func (p *Proxy) Deafen() {
 	for _, k := range p.links {
 		k.deaf.Store(true)
 	}
+}
+
+// Cut ends the connections there are. The server notices when it next reads or writes. New ones work.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, k := range p.links {
+		_ = k.client.Close()
+		_ = k.server.Close()
+	}
+	p.links = nil
 }
 
 func (k *proxyLink) pump(to, from net.Conn, answers bool) {

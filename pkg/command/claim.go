@@ -128,7 +128,8 @@ func (w *Worker) unique(batch []*attempt) []*attempt {
 	for _, a := range batch {
 		if held := w.held.reserve(a); held != nil {
 			wait := w.cfg.Lease
-			if held.generation != a.generation { // handed back by a settle whose answer we are just reading
+			// Handed back by a settle whose answer we are just reading; or another row, which got its id after a failover.
+			if held.generation != a.generation || held.createdMicros != a.createdMicros {
 				wait = skippedNak
 			}
 			a.nak(wait)
@@ -152,14 +153,16 @@ type claimRow struct {
 
 // claim takes what it may of a batch and answers the rest.
 func (w *Worker) claim(ctx context.Context, batch []*attempt) {
-	rest := w.claimBy(ctx, w.sql.claim, pg.QueryBrief, batch)
-	rest = w.claimBy(ctx, w.sql.takeOver, pg.QueryCached, rest)
+	rest := w.claimBy(ctx, w.sql.claim, pg.QueryBrief, firstPatience, batch)
+	// Patient: what it skips because a try of its own that was cut off holds it still, would be given back.
+	rest = w.claimBy(ctx, w.sql.takeOver, pg.QueryCached, w.longestPatience(), rest)
 	w.classify(ctx, rest)
 }
 
 // claimBy runs a claiming statement until it is answered, and returns what it did not take. The tokens stay the same,
-// so a claim whose answer was lost is found again.
-func (w *Worker) claimBy(ctx context.Context, sql string, query queryFunc, batch []*attempt) (rest []*attempt) {
+// so a claim whose answer was lost is found again. One that was cut off may be at its commit still: then the lock that
+// the next try meets is our own, and what it holds must not be given back, or it would be lost for a lease.
+func (w *Worker) claimBy(ctx context.Context, sql string, query queryFunc, patience time.Duration, batch []*attempt) (rest []*attempt) {
 	if len(batch) == 0 {
 		return nil
 	}
@@ -172,8 +175,8 @@ func (w *Worker) claimBy(ctx context.Context, sql string, query queryFunc, batch
 	}
 	args := []any{ids, generations, created, tokens, compensates, w.cfg.Name, w.cfg.Lease.Microseconds()}
 	rows := make([]claimRow, 0, n)
-	var sent time.Duration
-	err := w.insist(ctx, partClaim, func(ctx context.Context) error {
+	var sent, cutOff time.Duration
+	err := w.insistFor(ctx, partClaim, patience, func(ctx context.Context) error {
 		rows = rows[:0]
 		sent = w.now()
 		err := query(ctx, w.pool, sql, args, func(r pgx.Rows) error {
@@ -182,9 +185,12 @@ func (w *Worker) claimBy(ctx context.Context, sql string, query queryFunc, batch
 			rows = append(rows, c)
 			return err
 		})
-		if pg.Locked(err) {
+		if pg.Locked(err) && (cutOff == 0 || sent-cutOff > w.cfg.Lease) {
 			rows = rows[:0]
 			return nil
+		}
+		if err != nil && pg.Code(err) == "" && cutOff == 0 {
+			cutOff = w.now()
 		}
 		return err
 	})

@@ -71,8 +71,8 @@ const (
 	answerHandBack
 )
 
-// judge says what to do with a message whose row was not claimed, and why.
-func judge(a *attempt, r rowState, compensates bool, lease, nakMax time.Duration) (answer, time.Duration, string) {
+// answerTo says what to do with a message whose row was not claimed, and why.
+func answerTo(a *attempt, r rowState, compensates bool, lease, nakMax time.Duration) (answer, time.Duration, string) {
 	switch {
 	case !r.found:
 		return answerTerm, 0, "row missing"
@@ -135,7 +135,7 @@ func (w *Worker) classify(ctx context.Context, rest []*attempt) {
 	}
 	var early []*attempt
 	for i, a := range rest {
-		what, delay, why := judge(a, states[i], a.lane.d.b.compensate != nil, w.cfg.Lease, w.cfg.NakMax)
+		what, delay, why := answerTo(a, states[i], a.lane.d.b.compensate != nil, w.cfg.Lease, w.cfg.NakMax)
 		switch what {
 		case answerHandBack:
 			early = append(early, a)

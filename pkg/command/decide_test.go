@@ -128,7 +128,7 @@ func TestJudge(t *testing.T) {
 		{"ended lease, locked", row("running", PhaseExecute, 1, -time.Second, 0), answerNak, skippedNak},
 	} {
 		a := &attempt{id: 1, generation: 1, createdMicros: created}
-		got, delay, _ := judge(a, c.row, false, lease, nakMax)
+		got, delay, _ := answerTo(a, c.row, false, lease, nakMax)
 		if got != c.want || delay != c.delay {
 			t.Errorf("%s: got %v after %v, want %v after %v", c.name, got, delay, c.want, c.delay)
 		}

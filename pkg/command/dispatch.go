@@ -20,12 +20,19 @@ const (
 	claimedWait = 5 * time.Second
 	// hotFor: high messages arrived within it, so low takes only its share.
 	hotFor = time.Second
+	// lowTurn: after so many of high, low is next.
+	lowTurn = 4
+	// headStart is how long a slot that was freed is kept for the lane whose turn it is: a message that waits in the
+	// server is here sooner.
+	headStart = 50 * time.Millisecond
+	// manyPlaces: with so many, and handlers that are fast, some of low are here at any time. A rate keeps them away.
+	manyPlaces = 50
 )
 
 // dispatcher owns the slots of one type: what is fetched, claimed and run for it.
 //
 // A message waits in its lane's queue, is handed to the claimers while there is room (claimed), waits in ready for a
-// slot, runs in it, and is settled. High goes first; each fifth pick is low when low waits, so it keeps a fifth.
+// slot, runs in it, and is settled. High goes first; after four of high it is low's turn, so low keeps a fifth.
 type dispatcher struct {
 	w     *Worker
 	b     *binding
@@ -42,12 +49,15 @@ type dispatcher struct {
 	settling int
 	lowBusy  int           // of claimed and running
 	mean     time.Duration // moving average of the handlers' time; 0: none has returned yet
-	picks    int
-	size     int // moving average of the payloads' bytes
+	highRow  int           // picks of high that low has not had its turn for
+	full     bool          // there was no room when last looked
+	freed    time.Duration // when there was some again
+	size     int           // moving average of the payloads' bytes
 	hotUntil time.Duration
 	tokens   float64 // starts allowed by the rate
 	tokensAt time.Duration
-	timer    *time.Timer // set while the rate holds us up
+	timer    *time.Timer   // set while the rate, or a turn, holds us up
+	wakeAt   time.Duration // when it fires
 
 	// What operators set in biz_type, read again every ten seconds.
 	set         typeSwitches
@@ -55,7 +65,7 @@ type dispatcher struct {
 }
 
 func newDispatcher(w *Worker, b *binding) *dispatcher {
-	d := &dispatcher{w: w, b: b, slots: b.concurrency, tally: newTally(b.bizType)}
+	d := &dispatcher{w: w, b: b, slots: b.concurrency, tally: newTally(b.bizType), freed: -headStart}
 	if d.slots == 0 {
 		d.slots = w.cfg.Concurrency
 	}
@@ -102,6 +112,9 @@ func (d *dispatcher) pump() {
 		return
 	}
 	allowance := d.allowance()
+	if d.full && d.room() > 0 {
+		d.freed = d.w.now()
+	}
 	for d.claimed+d.running < allowance && d.settling <= allowance {
 		a := d.pick()
 		if a == nil {
@@ -113,6 +126,7 @@ func (d *dispatcher) pump() {
 		}
 		d.w.claims.put(a)
 	}
+	d.full = d.room() <= 0
 	for _, l := range d.lanes {
 		if l.shouldPull() {
 			l.kick()
@@ -122,32 +136,99 @@ func (d *dispatcher) pump() {
 
 // pick takes the next message to claim, or nil.
 func (d *dispatcher) pick() *attempt {
-	high, low := &d.lanes[0].queue, &d.lanes[1].queue
-	if high.len()+low.len() == 0 || !d.takeToken() {
+	next, other := d.turns()
+	l, hopes := next, false
+	if l.queue.len() == 0 {
+		if l = other; l.queue.len() == 0 {
+			return nil
+		}
+		if hopes = d.awaits(next); hopes && (l.low || d.room() <= d.due()) {
+			return nil
+		}
+	}
+	if !d.takeToken() {
 		return nil
 	}
-	d.picks++
-	if low.len() > 0 && (high.len() == 0 || d.picks%5 == 0) {
-		return low.pop()
+	switch {
+	case l.low:
+		d.highRow = max(d.highRow-lowTurn, 0)
+	case next.low && !hopes: // low has nothing
+		d.highRow = 0
+	default:
+		d.highRow = min(d.highRow+1, lowTurn*d.lowShare())
 	}
-	return high.pop()
+	return l.queue.pop()
+}
+
+// due is how many turns of low's have come.
+func (d *dispatcher) due() int { return min(d.highRow/lowTurn, d.lowShare()-d.lowBusy) }
+
+// turns says which lane is next where both have something.
+func (d *dispatcher) turns() (next, other *lane) {
+	if d.due() > 0 {
+		return d.lanes[1], d.lanes[0]
+	}
+	return d.lanes[0], d.lanes[1]
+}
+
+// room is how many more may be claimed now.
+func (d *dispatcher) room() int {
+	n := d.allowance() - d.claimed - d.running
+	if d.b.rate > 0 {
+		d.fillTokens()
+		n = min(n, int(d.tokens))
+	}
+	return n
+}
+
+// awaits reports whether a lane whose turn it is, and of which nothing is here, may have something in the server: it gets
+// some time to bring it. A request that has been open for longer says that there is nothing.
+//
+// Where slots are few or handlers slow, a slot that is freed finds no message here, and the first to come got it. That
+// was high each time, and low got nothing as long as high had work.
+func (d *dispatcher) awaits(next *lane) bool {
+	if n := d.allowance(); n > d.slots && n >= manyPlaces && d.b.rate <= 0 {
+		return false
+	}
+	since := d.freed
+	if len(next.pulls) > 0 {
+		since = min(since, next.pulls[0].ends-pullExpires)
+	} else if next.problem != nil || d.want(next) <= 0 {
+		return false
+	}
+	rest := headStart - (d.w.now() - since)
+	if rest <= 0 {
+		return false
+	}
+	d.wakeIn(rest)
+	return true
 }
 
 // want is how many messages a lane may ask the server for, beyond what it has asked for. d.mu is held.
 func (d *dispatcher) want(l *lane) int {
-	high, low := d.lanes[0].queue.len(), d.lanes[1].queue.len()
-	free := d.allowance() - d.claimed - d.running - high - low - l.requested
-	if l.low && d.w.now() < d.hotUntil {
+	ahead := l.queue.len()
+	if l.low { // not the other way round: what waits here of low must not keep high away
+		ahead += d.lanes[0].queue.len()
+	}
+	free := d.allowance() - d.claimed - d.running - ahead - l.requested
+	hot := l.low && d.w.now() < d.hotUntil
+	if hot {
 		// While high has work, low asks for its share alone, but for that even when high fills every slot.
-		free = d.lowShare() - d.lowBusy - low - l.requested
+		free = d.lowShare() - d.lowBusy - l.queue.len() - l.requested
 	}
 	if d.b.rate > 0 {
 		// Not less what the other lane has asked for: an idle lane's request would keep this one waiting.
 		d.fillTokens()
-		free = min(free, int(d.tokens)-high-low-l.requested)
+		free = min(free, int(d.tokens)-ahead-l.requested)
 		if free <= 0 {
 			d.wakeForToken()
 		}
+	}
+	if next, _ := d.turns(); free > 0 && next != l && !hot && d.awaits(next) {
+		if l.low {
+			return 0
+		}
+		free -= d.due()
 	}
 	return free
 }
@@ -336,11 +417,24 @@ func (d *dispatcher) takeToken() bool {
 
 // wakeForToken pumps again when the rate allows the next start. Called when fewer than one token is free.
 func (d *dispatcher) wakeForToken() {
-	if d.timer != nil || d.tokens >= d.burst() {
+	if d.tokens < d.burst() {
+		d.wakeIn(time.Duration(max(1-d.tokens, 0.01) / d.b.rate * float64(time.Second)))
+	}
+}
+
+// wakeIn pumps again later, should nothing else do so before.
+func (d *dispatcher) wakeIn(wait time.Duration) {
+	wait = max(wait, time.Millisecond)
+	at := d.w.now() + wait
+	if d.timer != nil {
+		if at < d.wakeAt {
+			d.wakeAt = at
+			d.timer.Reset(wait)
+		}
 		return
 	}
-	wait := time.Duration(max(1-d.tokens, 0.01) / d.b.rate * float64(time.Second))
-	d.timer = time.AfterFunc(max(wait, time.Millisecond), func() {
+	d.wakeAt = at
+	d.timer = time.AfterFunc(wait, func() {
 		d.mu.Lock()
 		d.timer = nil
 		d.pump()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/taskrelay/taskrelay/internal/pause"
 	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
 
@@ -83,7 +84,7 @@ func (l *lane) shouldPull() bool {
 // run keeps the lane supplied until ctx ends. What breaks (consumer or stream deleted, no leader, no connection)
 // is looked up and, where needed, made again, with backoff.
 func (l *lane) run(ctx context.Context) {
-	retry := newBackOff(100*time.Millisecond, 2*time.Second)
+	retry := pause.Growing(100*time.Millisecond, 2*time.Second)
 	for ctx.Err() == nil {
 		began := l.w.now()
 		err := l.serve(ctx)

@@ -2,11 +2,11 @@ package command
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-
+	"github.com/taskrelay/taskrelay/internal/pause"
 	"github.com/taskrelay/taskrelay/internal/pg"
 )
 
@@ -17,13 +17,29 @@ const (
 	partStale  = "log stale attempt"
 )
 
+// firstPatience is what a try may take at first. A link that takes questions and brings no answers is noticed by nothing
+// else, and our statements take milliseconds.
+const firstPatience = 5 * time.Second
+
+// longestPatience is what a try may take in the end: a connection that hangs must not hold a batch for ever.
+func (w *Worker) longestPatience() time.Duration { return max(w.cfg.Lease, 30*time.Second) }
+
 // insist runs f with backoff until it is answered, or until ctx ends after a failure. A try is not cut off by ctx:
 // a claim or a settle whose answer nobody reads costs a lease.
 // Postgres being away marks nothing as failed.
 func (w *Worker) insist(ctx context.Context, part string, f func(context.Context) error) error {
-	retry := newBackOff(50*time.Millisecond, 2*time.Second)
+	return w.insistFor(ctx, part, firstPatience, f)
+}
+
+// insistFor is insist whose first try may take that long. Each that was cut off lets the next one take twice as long: a
+// statement that is ended each time after the same time would never get done.
+func (w *Worker) insistFor(ctx context.Context, part string, patience time.Duration, f func(context.Context) error) error {
+	retry := pause.Growing(50*time.Millisecond, 2*time.Second)
 	for failures := 0; ; failures++ {
-		err := w.try(f)
+		err := w.try(patience, f)
+		if errors.Is(err, context.DeadlineExceeded) {
+			patience = min(2*patience, w.longestPatience())
+		}
 		if err == nil {
 			if failures > 0 {
 				w.health.clear(part)
@@ -52,9 +68,9 @@ func (w *Worker) insist(ctx context.Context, part string, f func(context.Context
 	}
 }
 
-// try bounds one try: a connection that hangs must not hold a batch for ever.
-func (w *Worker) try(f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(w.background, max(w.cfg.Lease, 10*time.Second))
+// try bounds one try.
+func (w *Worker) try(patience time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(w.background, patience)
 	defer cancel()
 	return f(ctx)
 }
@@ -64,15 +80,6 @@ func (w *Worker) try(f func(context.Context) error) error {
 func refused(err error) bool {
 	code := pg.Code(err)
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "54")
-}
-
-// newBackOff paces a loop that never gives up.
-func newBackOff(first, limit time.Duration) *backoff.ExponentialBackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(first),
-		backoff.WithMaxInterval(limit),
-		backoff.WithMaxElapsedTime(0), // by default it gives up after 15 minutes
-	)
 }
 
 // sleep waits for d or the end of ctx.

@@ -11,20 +11,20 @@ import (
 )
 
 // What a message that arrived is.
-type verdict int
+type messageKind int
 
 const (
-	ours     verdict = iota
-	foreign          // of another installation: never acknowledged, terminated or claimed
-	noTask           // its headers name no row: the table is the truth, so nothing is lost with it
-	mistaken         // of ours, but published where it does not belong
+	ours     messageKind = iota
+	foreign              // of another installation: never acknowledged, terminated or claimed
+	noTask               // its headers name no row: the table is the truth, so nothing is lost with it
+	mistaken             // of ours, but published where it does not belong
 )
 
 // maxMicros is 9999-12-31: a later instant would make the claim of a whole batch fail in Postgres' arithmetic.
 const maxMicros = 253402300799_000000
 
 // identify reads from the headers which row the message stands for.
-func (a *attempt) identify(installation string) verdict {
+func (a *attempt) identify(installation string) messageKind {
 	h := a.msg.Header
 	switch header(h, outbox.HeaderInstallation) {
 	case installation:

@@ -1,12 +1,7 @@
 package command
 
 import (
-	"sync"
-	"time"
-
 	"github.com/rs/zerolog"
-
-	"github.com/taskrelay/taskrelay/internal/text"
 )
 
 // report counts and logs one settled attempt. No payloads: they may hold secrets.
@@ -58,47 +53,4 @@ func (w *Worker) event(e *zerolog.Event, s *settlement) *zerolog.Event {
 	}
 	return e.Int64("task_id", s.a.id).Str("biz_type", s.a.lane.bizType).Str("phase", s.a.phase).
 		Int("attempt", s.a.number).Int64("duration_ms", s.elapsed.Milliseconds())
-}
-
-// complaints keeps a condition that lasts from filling the log.
-type complaints struct {
-	mu   sync.Mutex
-	last map[string]time.Duration
-}
-
-// complain calls log at most once a minute for each subject.
-func (w *Worker) complain(subject string, log func()) {
-	c, now := &w.complaints, w.now()
-	c.mu.Lock()
-	if c.last == nil {
-		c.last = make(map[string]time.Duration)
-	}
-	at, ok := c.last[subject]
-	due := !ok || now-at >= time.Minute
-	if due {
-		c.last[subject] = now
-	}
-	c.mu.Unlock()
-	if due {
-		log()
-	}
-}
-
-// foreignMessage takes a message of another installation: it is not ours to answer, but must not come back at once.
-func (w *Worker) foreignMessage(a *attempt) {
-	w.stats.Foreign.Add(1)
-	theirs := header(a.msg.Header, "Task-Installation")
-	err := errForeignMessage{theirs: text.Storable(theirs, 64), ours: w.installation}
-	w.health.set("foreign messages", err, w.now()+time.Minute)
-	w.complain("foreign "+theirs, func() {
-		w.log.Error().Err(err).Str("subject", a.msg.Subject).Msg("message of another installation left alone")
-	})
-	a.nak(unknownNak)
-}
-
-type errForeignMessage struct{ theirs, ours string }
-
-func (e errForeignMessage) Error() string {
-	return "the stream carries messages of installation " + e.theirs + ", this database is " + e.ours +
-		": use another NATS_URL or set NAMESPACE for one of them"
 }

@@ -149,7 +149,11 @@ func (w *Worker) lockedLoop(ctx context.Context) {
 			return
 		}
 		s := batch[0]
-		acts, err := w.settleRows(batch, w.sql.settleLocked, pg.QueryLocked)
+		var acts []string
+		err := w.try(2*firstPatience, func(ctx context.Context) (err error) {
+			acts, err = w.settleRows(ctx, batch, w.sql.settleLocked, pg.QueryLocked)
+			return err
+		})
 		switch {
 		case err == nil && acts[0] != "":
 			w.settled(s, acts[0])
@@ -236,8 +240,8 @@ func (w *Worker) settleAny(ctx context.Context, batch []*settlement) {
 		return
 	}
 	var acts []string
-	err := w.insist(ctx, partSettle, func(context.Context) (err error) {
-		acts, err = w.settleRows(batch, w.sql.settle, pg.QueryCached)
+	err := w.insist(ctx, partSettle, func(ctx context.Context) (err error) {
+		acts, err = w.settleRows(ctx, batch, w.sql.settle, pg.QueryCached)
 		return err
 	})
 	if err != nil && refused(err) {
@@ -283,7 +287,7 @@ func resultBytes(batch []*settlement) (n int) {
 type queryFunc func(context.Context, *pgxpool.Pool, string, []any, func(pgx.Rows) error) error
 
 // settleRows runs a settle statement and returns, by position, what it did ("": nothing).
-func (w *Worker) settleRows(batch []*settlement, sql string, query queryFunc) ([]string, error) {
+func (w *Worker) settleRows(ctx context.Context, batch []*settlement, sql string, query queryFunc) ([]string, error) {
 	n := len(batch)
 	ids, tokens, delays := make([]int64, n), make([]int64, n), make([]int64, n)
 	actions, outcomes := make([]string, n), make([]string, n)
@@ -299,16 +303,14 @@ func (w *Worker) settleRows(batch []*settlement, sql string, query queryFunc) ([
 	}
 	args := []any{ids, tokens, actions, outcomes, delays, classes, texts, stacks, results, reasons, logged, counted}
 	acts := make([]string, n)
-	err := w.try(func(ctx context.Context) error {
-		return query(ctx, w.pool, sql, args, func(r pgx.Rows) error {
-			var ord int64
-			var act string
-			if err := r.Scan(&ord, &act); err != nil {
-				return err
-			}
-			acts[ord-1] = act
-			return nil
-		})
+	err := query(ctx, w.pool, sql, args, func(r pgx.Rows) error {
+		var ord int64
+		var act string
+		if err := r.Scan(&ord, &act); err != nil {
+			return err
+		}
+		acts[ord-1] = act
+		return nil
 	})
 	return acts, err
 }

@@ -131,7 +131,7 @@ func (w *Worker) forgetRows(ids []int64) {
 	if len(ids) == 0 {
 		return
 	}
-	if err := w.try(func(ctx context.Context) error { return pg.Exec(ctx, w.pool, w.sql.forget, ids) }); err != nil {
+	if err := w.try(w.longestPatience(), func(ctx context.Context) error { return pg.Exec(ctx, w.pool, w.sql.forget, ids) }); err != nil {
 		w.complain("forget", func() { w.log.Warn().Err(err).Msg("succeeded tasks not deleted, the relay will do it") })
 	}
 }

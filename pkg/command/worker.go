@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
+	"github.com/taskrelay/taskrelay/internal/pause"
 	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
 
@@ -199,7 +200,7 @@ func (w *Worker) prepare(ctx context.Context) error {
 
 // await tries f with backoff until it succeeds, and says once a minute what it waits for.
 func (w *Worker) await(ctx context.Context, part string, f func(context.Context) error) error {
-	retry := newBackOff(100*time.Millisecond, 5*time.Second)
+	retry := pause.Growing(100*time.Millisecond, 5*time.Second)
 	for {
 		tryCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		err := f(tryCtx)
