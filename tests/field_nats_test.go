@@ -176,10 +176,9 @@ func TestTypeThatMayNotBePublishedHoldsUpNoOther(t *testing.T) {
 	insertMany(t, e, "BLOCKED", 1500)
 	relay.WaitLog(t, soon, "tasks.BLOCKED.low")
 	ready := adminURL(t, relay) + "/readyz?verbose"
-	began := time.Now()
 	waitHealth(t, ready, 503, "tasks of BLOCKED (low) cannot be published", "NATS permits no publish to tasks.BLOCKED.low")
-	if took := time.Since(began); took > 4*time.Second { // the answers that do not come are waited for 5 s each
-		t.Errorf("readyz was red %v after NATS had refused", took)
+	if strings.Contains(relay.Logs(), "no answer within") {
+		t.Error("an answer was waited for that does not come")
 	}
 	insertMany(t, e, "ORDER_PAYMENT", 200)
 	e.WaitCount(t, soon, 200, "SELECT count(*) FROM taskrelay.task WHERE status = 'succeeded'")

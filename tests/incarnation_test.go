@@ -93,10 +93,8 @@ type forgetful struct {
 // relay) may have come in between, and then nothing was forgotten. In any case each row is published.
 func (f *forgetful) untilReused(g *gate, crash func() (last int64)) {
 	f.t.Helper()
-	for n := range 8 {
-		if n > 0 {
-			f.waitRenewal()
-		}
+	for end := time.Now().Add(soon); time.Now().Before(end); {
+		f.waitRenewal()
 		last := crash()
 		xid := f.insert()
 		g.cut(false)

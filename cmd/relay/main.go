@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/taskrelay/taskrelay/internal/config"
 	"github.com/taskrelay/taskrelay/internal/connect"
 	"github.com/taskrelay/taskrelay/internal/notify"
@@ -13,6 +15,9 @@ import (
 	"github.com/taskrelay/taskrelay/internal/proc"
 	"github.com/taskrelay/taskrelay/pkg/outbox"
 )
+
+// opsConns is how many operator actions over NATS may be at work.
+const opsConns = 2
 
 // version is set by the linker: -X main.version=v1.2.3.
 var version string
@@ -65,7 +70,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	run := relay.Run
 	if cfg.RelayOps {
-		run = ops.New(svc.Pool, svc.NATS, ops.Config{
+		// Connections of their own: actions may wait for rows that somebody holds, and the relay's reads must not wait with them.
+		conns := svc.Pool.Config()
+		conns.MaxConns, conns.MinConns, conns.MinIdleConns = opsConns, 0, 0
+		pool, err := pgxpool.NewWithConfig(ctx, conns)
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		run = ops.New(pool, svc.NATS, ops.Config{
 			Schema: outbox.Schema(cfg.Schema), Namespace: cfg.Namespace, Version: proc.Version(version), Wake: relay.Wake, Logger: svc.Logger,
 		}).Beside(run)
 	}

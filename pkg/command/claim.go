@@ -189,7 +189,7 @@ func (w *Worker) claimBy(ctx context.Context, sql string, query queryFunc, patie
 			rows = rows[:0]
 			return nil
 		}
-		if err != nil && pg.Code(err) == "" && cutOff == 0 {
+		if err != nil && pg.Code(err) == "" {
 			cutOff = w.now()
 		}
 		return err

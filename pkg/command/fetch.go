@@ -175,7 +175,9 @@ func (l *lane) nextRequest() (seq uint64, n int, err error) {
 	if l.d.stopping || !l.shouldPull() {
 		return 0, 0, nil
 	}
-	n = min(l.d.want(l), pullBatch)
+	if n = min(l.d.want(l), pullBatch); n <= 0 { // time has gone on since shouldPull
+		return 0, 0, nil
+	}
 	l.nextPull++
 	if len(l.pulls) == 0 {
 		l.heard.Store(int64(l.w.now()))

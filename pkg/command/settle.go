@@ -150,7 +150,7 @@ func (w *Worker) lockedLoop(ctx context.Context) {
 		}
 		s := batch[0]
 		var acts []string
-		err := w.try(2*firstPatience, func(ctx context.Context) (err error) {
+		err := w.try(w.longestPatience(), func(ctx context.Context) (err error) {
 			acts, err = w.settleRows(ctx, batch, w.sql.settleLocked, pg.QueryLocked)
 			return err
 		})

@@ -22,6 +22,7 @@ type envelope struct {
 // taskHeaders are the values of our headers, in one piece.
 type taskHeaders [9]string
 
+// envelopes are put back with their last payload: the collector takes them, at the latest the second time.
 var envelopes = sync.Pool{New: func() any { return &envelope{msg: nats.Msg{Header: make(nats.Header, 12)}} }}
 
 // message makes the message of a task in e: the body is the payload, byte for byte, the rest is headers.

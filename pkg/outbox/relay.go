@@ -97,7 +97,7 @@ type Counts struct {
 }
 
 // NewRelay makes a relay. The pool needs at least 3 connections: one reads the lanes, one keeps leases and positions, all
-// else shares what is left; with 5 or more nothing waits for another. The connection to NATS should be made with
+// else shares what is left; with 7 or more only background work waits for other such work. The connection to NATS should be made with
 // nats.ReconnectBufSize(-1): with a buffer, a publish that the relay gave up on could be stored much later; that
 // costs a duplicate which the claim drops. A relay is for one Run or RunOnce.
 func NewRelay(pool *pgxpool.Pool, nc *nats.Conn, cfg RelayConfig) (*Relay, error) {

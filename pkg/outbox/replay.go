@@ -75,7 +75,7 @@ func (r *Relay) replayLetters(ctx context.Context, created time.Time) error {
 		n += len(dead)
 		d := dead[len(dead)-1]
 		lastType, lastDead, lastID = d.bizType, *d.deadAt, d.id
-		r.turned("streams")
+		r.turned(loopStreams)
 	}
 	if err := r.exec(ctx, saveDeadStreamSQL, created); err != nil {
 		r.letters.replayed = time.Time{}

@@ -81,7 +81,7 @@ type sweeper struct {
 	low     [3]int64
 	key     int64 // where the next page begins
 	key2    int64
-	end     int64 // where a full pass of this table ends; 0: not known
+	end     int64 // where this pass of the table ends; 0: not known
 	scan    int
 	marked  bool // low is known: the first row to come back for was met
 	midway  bool // this pass has not come to its end
@@ -237,18 +237,20 @@ func (s *sweeper) begin(table int) {
 	}
 }
 
-// sweepEndSQL is where a full pass of a table ends: what comes behind it is written while the pass goes on. [A pass to the
-// end of a table that grows never ended, and took a fifth of the time of a busy Postgres.] The audit grows slowly.
+// sweepEndSQL is where a pass of a table ends: what comes behind it is written while the pass goes on. [A pass to the end
+// of a table that grows never ended, and took a fifth of the time of a busy Postgres.] The audit grows slowly.
 var sweepEndSQL = map[int]string{
-	0: "SELECT coalesce(max(t.id), 0) FROM {{schema}}.task AS t",
-	1: "SELECT coalesce(max(a.task_id), 0) FROM {{schema}}.task_attempt AS a",
+	0: `-- taskrelay: end of tasks
+SELECT coalesce(max(t.id), 0) FROM {{schema}}.task AS t`,
+	1: `-- taskrelay: end of attempts
+SELECT coalesce(max(a.task_id), 0) FROM {{schema}}.task_attempt AS a`,
 }
 
-// sweepEnd finds the end of a full pass, once for each table.
+// sweepEnd finds the end of a pass, once for each table.
 func (r *Relay) sweepEnd(ctx context.Context) error {
 	s := &r.sweeper
 	sql, bounded := sweepEndSQL[s.table]
-	if !s.full || !bounded || s.end > 0 {
+	if !bounded || s.end > 0 {
 		return nil
 	}
 	if err := r.query(ctx, sql, nil, func(rows pgx.Rows) error { return rows.Scan(&s.end) }); err != nil {

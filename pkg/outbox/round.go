@@ -271,7 +271,7 @@ func sizeOf(rows []pageRow) (n int) {
 	return n
 }
 
-// pack makes a parcel of each row.
+// pack makes a parcel of each row. One that waits keeps its whole page in memory, which pagesInFlight and readBytes bound.
 func pack(lanes []laneRead, pages [][]pageRow) [][]*parcel {
 	parcels := make([][]*parcel, len(pages))
 	for i, rows := range pages {

@@ -285,7 +285,7 @@ func (r *Relay) publishLook(rec *record, lk look, failed *deadTask) {
 	if failed != nil {
 		r.pub.publish(r.event(EventFailed, failed), r.names.EventStream(), id+"."+EventFailed, func(res published) {
 			v := res.verdict
-			if v == waits { // the lane goes on, so this look must not come again and again: once in a while will do
+			if errors.As(res.err, new(noPermissionError)) { // the lane goes on, so this look must not come again and again
 				v = refused
 			}
 			end(v)
