@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -134,6 +135,19 @@ func TestRelayDeletesByAge(t *testing.T) {
 	e.Exec(t, `UPDATE taskrelay.task SET status = 'succeeded', finished_at = now() - interval '2 hours' WHERE id = $1`, brief)
 	e.WaitCount(t, soon, 0, `SELECT count(*) FROM taskrelay.task WHERE id = $1`, brief)
 	equal(t, "open", e.Task(t, open).Status, "pending")
+
+	// A pass comes to its end although each of its looks finds rows that were written since the last.
+	producing, stop := context.WithCancel(t.Context())
+	var producer sync.WaitGroup
+	producer.Go(func() {
+		for producing.Err() == nil {
+			_, _ = e.Pool.Exec(producing, `INSERT INTO taskrelay.task (biz_type) VALUES ('A')`)
+		}
+	})
+	e.Exec(t, `UPDATE taskrelay.retention SET full_at = NULL`)
+	e.WaitCount(t, soon, 1, `SELECT count(*) FROM taskrelay.retention WHERE full_at IS NOT NULL`)
+	stop()
+	producer.Wait()
 }
 
 // Keep-nothing: a task that succeeds is gone at once, its biz id free; one that does not succeed stays; the log stays.
