@@ -110,11 +110,11 @@ func lanePlace(t *testing.T, e *testenv.Env, bizType string) string {
 // the end each task was called once. Two relays share the lanes.
 func TestPausedFloodLosesNothing(t *testing.T) {
 	t.Parallel()
-	const flood = 3000
+	const flood = 2000
 	e := testenv.New(t)
 	var flooded, other calls
 	var reg command.Registry
-	mustRegister(t, &reg, "FLOOD", flooded.command(5*time.Millisecond))
+	mustRegister(t, &reg, "FLOOD", flooded.command(100*time.Millisecond)) // so that the flood outlasts the pause by seconds
 	mustRegister(t, &reg, "OTHER", other.command(0))
 	small := func(c *outbox.RelayConfig) { c.MaxPerSubject = 500 } // most of the flood waits in the table
 	e.RunRelay(small)
