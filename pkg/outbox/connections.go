@@ -21,6 +21,9 @@ const (
 	loopStreams   = "streams"
 	loopSwitches  = "switches"
 	loopReconcile = "reconcile"
+	loopRetention = "retention"
+	loopBulk      = "bulk"
+	loopNotices   = "notices"
 	asksGauges    = "gauges"
 )
 

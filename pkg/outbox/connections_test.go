@@ -33,11 +33,11 @@ func TestReadsAndSavesAlwaysFindAConnection(t *testing.T) {
 		held []string // have a place, in this order
 		wait []string // do not
 	}{
-		{3, []string{"retention"}, []string{"bulk", "reconcile", loopWorkList, loopLetters}},
+		{3, []string{loopRetention}, []string{loopBulk, "reconcile", loopWorkList, loopLetters}},
 		{3, []string{loopWorkList}, []string{loopLetters, "notify by log", asksGauges}},
-		{4, []string{"retention", loopWorkList}, []string{"bulk", loopLetters}},
-		{5, []string{"bulk", loopWorkList, loopLetters}, []string{"retention", "notices", loopStreams}},
-		{30, []string{"bulk", loopWorkList, loopLetters, loopStreams, loopSwitches}, []string{"retention", "notices", asksGauges}},
+		{4, []string{loopRetention, loopWorkList}, []string{loopBulk, loopLetters}},
+		{5, []string{loopBulk, loopWorkList, loopLetters}, []string{loopRetention, loopNotices, loopStreams}},
+		{30, []string{loopBulk, loopWorkList, loopLetters, loopStreams, loopSwitches}, []string{loopRetention, loopNotices, asksGauges}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			r := &Relay{places: placesOf(tt.pool), progress: map[string]time.Time{}}
@@ -95,7 +95,7 @@ func TestPlaceThatIsNotWaitedForIsGivenBack(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if _, err := r.takePlace(onBehalfOf(ctx, "bulk")); err == nil {
+	if _, err := r.takePlace(onBehalfOf(ctx, loopBulk)); err == nil {
 		t.Error("bulk got the one place that is taken")
 	}
 	leave()

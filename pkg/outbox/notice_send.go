@@ -115,7 +115,7 @@ type turn struct {
 // noticeLoops are the loops of notices: one collects, and each notifier has its own, so that one that is slow or down
 // stops no other.
 func (r *Relay) noticeLoops() map[string]func(context.Context) (time.Duration, error) {
-	loops := map[string]func(context.Context) (time.Duration, error){"notices": r.collectNotices}
+	loops := map[string]func(context.Context) (time.Duration, error){loopNotices: r.collectNotices}
 	for _, name := range r.cfg.notifierNames() {
 		n := &notifying{name: name, notify: r.cfg.Notifiers[name]}
 		if n.notify == nil {

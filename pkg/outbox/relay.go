@@ -174,7 +174,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	loops := map[string]func(context.Context) (time.Duration, error){
 		loopLanes: r.keepLanes, loopRead: r.readLanes, loopWorkList: r.serveWorkList, loopLetters: r.serveDeadLetters,
 		loopStreams: r.watchStreams, loopSwitches: r.applySwitches, loopReconcile: r.reconcileOrWait,
-		"retention": r.keepRetention, "bulk": r.workOffBulks,
+		loopRetention: r.keepRetention, loopBulk: r.workOffBulks,
 	}
 	maps.Copy(loops, r.noticeLoops())
 	return r.turnLoops(ctx, loops)
